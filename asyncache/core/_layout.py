@@ -1,0 +1,223 @@
+"""What a page is: the pools of a model, the bytes of their pages, and their identity.
+
+A pool is one kind of per-token state. It says which of its pages a prefix needs:
+attention needs them all, a sliding window only the trailing ones. Everything that
+changes the meaning of a page's bytes is part of ``KVLayout.identity``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from enum import Enum, auto
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class Coverage(Enum):
+    """Which pages of a pool a prefix needs before it may be served."""
+
+    ALL_PAGES = auto()
+    TRAILING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPool:
+    """Keys and values of full-attention layers: a prefix needs every page.
+
+    Args:
+        name: Name of the pool in page tables and store keys, ``[a-z][a-z0-9_]*``.
+        num_layers: Layers that keep state in this pool.
+        num_kv_heads: Heads of keys and values on this rank.
+        head_dim: Elements a head.
+        dtype: Element type by name, such as "bfloat16".
+        num_parts: 2 for keys and values, 1 for one latent vector a token.
+        replicated: Whether every rank holds the same bytes, so that the store keeps
+            one copy for all of them.
+    """
+
+    name: str = "kv"
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    num_parts: int = 2
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        _check_pool(self)
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which of its pages a prefix needs."""
+        return Coverage.ALL_PAGES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPool:
+    """Keys and values of sliding-window layers: a prefix needs its trailing pages.
+
+    Args:
+        window_tokens: Tokens that a layer looks back; whole pages are kept.
+
+    The other arguments are those of :class:`AttentionPool`.
+    """
+
+    name: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    window_tokens: int
+    num_parts: int = 2
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        _check_pool(self)
+        _check_at_least_one("window_tokens", self.window_tokens)
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which of its pages a prefix needs."""
+        return Coverage.TRAILING
+
+
+Pool = AttentionPool | WindowPool
+
+
+@dataclass(frozen=True, slots=True)
+class PageSpace:
+    """What the bytes of one pool's pages are, on one shard: the tail of a store key.
+
+    Two spaces with different fields never share a key in any store.
+
+    Args:
+        pool: Name of the pool.
+        shard: Which part of the heads this rank holds, such as "0of2"; "all" when
+            every rank holds the same bytes.
+        dtype: Element type by name.
+        shape: Shape of one page, [num_layers, num_parts, page_tokens, num_kv_heads,
+            head_dim].
+    """
+
+    pool: str
+    shard: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Layer slices in a page."""
+        return self.shape[0]
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's slice of a page."""
+        count = ITEM_BYTES[self.dtype]
+        for extent in self.shape[1:]:
+            count *= extent
+        return count
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: all layers."""
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def name(self) -> str:
+        """The space in clear; equal names mean equal spaces."""
+        shape = "x".join(map(str, self.shape))
+        return f"{self.pool}-{self.shard}-{self.dtype}-{shape}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """All pools of a model, and the identity of what they hold.
+
+    Args:
+        model: Name of the weights; pages of different models never mix.
+        revision: Version of the weights, adapters baked in included.
+        page_tokens: Tokens a page, the same for every pool.
+        pools: At least one :class:`AttentionPool`; names must differ.
+
+    Raises:
+        ValueError: If a number is below 1, names clash, or no pool is full attention.
+    """
+
+    model: str
+    revision: str = ""
+    page_tokens: int
+    pools: tuple[Pool, ...]
+
+    def __post_init__(self) -> None:
+        _check_at_least_one("page_tokens", self.page_tokens)
+        if not isinstance(self.pools, tuple):
+            raise TypeError(f"pools must be a tuple, not {type(self.pools).__name__}")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pool names must differ, got {names}")
+        if all(pool.coverage is not Coverage.ALL_PAGES for pool in self.pools):
+            raise ValueError(f"a layout needs an AttentionPool, got pools {names}")
+
+    @property
+    def identity(self) -> bytes:
+        """What the bytes of a page mean, framed so that different layouts differ.
+
+        The same on every rank: which shard a rank holds is not part of it.
+        """
+        fields = [str(self.page_tokens)]
+        for pool in self.pools:
+            window = pool.window_tokens if isinstance(pool, WindowPool) else 0
+            shape = (pool.num_layers, pool.num_parts, pool.num_kv_heads, pool.head_dim)
+            fields += [pool.name, pool.dtype, str(window), str(pool.replicated)]
+            fields += map(str, shape)
+        return frame(*(field.encode() for field in fields))
+
+    def window_pages(self, pool: Pool) -> int:
+        """Return how many trailing pages a prefix needs of a window pool."""
+        assert isinstance(pool, WindowPool)
+        return -(-pool.window_tokens // self.page_tokens)
+
+    def space(self, pool: Pool, *, rank: int = 0, num_ranks: int = 1) -> PageSpace:
+        """Return what the bytes of this pool's pages are on one rank."""
+        shape = (
+            pool.num_layers,
+            pool.num_parts,
+            self.page_tokens,
+            pool.num_kv_heads,
+            pool.head_dim,
+        )
+        shard = "all" if pool.replicated else f"{rank}of{num_ranks}"
+        return PageSpace(pool.name, shard, pool.dtype, shape)
+
+
+def frame(*fields: bytes) -> bytes:
+    """Join fields so that no two different lists of fields give the same bytes."""
+    return b"".join(struct.pack("<Q", len(field)) + field for field in fields)
+
+
+def _check_pool(pool: Pool) -> None:
+    if not _NAME.fullmatch(pool.name):
+        raise ValueError(f"a pool's name must match {_NAME.pattern}, not {pool.name!r}")
+    if pool.dtype not in ITEM_BYTES:
+        raise ValueError(f"dtype must be one of {sorted(ITEM_BYTES)}, not {pool.dtype!r}")
+    for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
+        _check_at_least_one(name, getattr(pool, name))
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")

@@ -1,0 +1,118 @@
+"""The contract that every page store keeps, whatever it is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from asyncache.core import PageKey
+
+PageBuffers = Sequence[memoryview]
+
+
+class Status(Enum):
+    """What became of one page of a batch."""
+
+    HIT = auto()
+    """It is there: read in full and verified, or stored for others to read."""
+    MISS = auto()
+    """It is not in the store."""
+    CORRUPT = auto()
+    """It was there and is not what was put; the store has removed it."""
+    UNAVAILABLE = auto()
+    """The store has no answer now; later it may."""
+    REJECTED = auto()
+    """The store will not keep it: no room, or larger than it takes."""
+
+
+class Store(ABC):
+    """Page bytes by key, in batches, outside the device.
+
+    A store is used from one event loop, and its calls may overlap. It neither retries
+    nor logs: the engine decides both. A page that is missing, late or broken is a
+    :class:`Status`, never an exception. One bad page costs the others of its batch
+    nothing. Nobody ever reads a page that was put in part.
+
+    Buffers are lent: a call touches them only until it returns or raises. Cancelled,
+    it stops early and raises as soon as nothing of it, no thread and no transfer,
+    touches them any more.
+    """
+
+    @abstractmethod
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Return for each key whether its page is stored.
+
+        The answer is a hint: a page may be gone by the time it is read, and asking
+        extends no page's life. An unreachable store holds nothing.
+        """
+
+    @abstractmethod
+    async def get_into(
+        self,
+        keys: Sequence[PageKey],
+        targets: Sequence[PageBuffers],
+        layers: range | None = None,
+    ) -> list[Status]:
+        """Read pages into the caller's memory.
+
+        Args:
+            keys: Pages to read, shape [num_pages].
+            targets: For each page its buffers in layer order, each writable,
+                contiguous, of format "B" and a whole number of layer slices long; in
+                sum ``len(layers) * key.space.layer_bytes`` bytes.
+            layers: Layers to read; all when None.
+
+        Returns:
+            HIT, MISS, CORRUPT or UNAVAILABLE for each page. The contents of a target
+            are undefined unless its status is HIT.
+
+        Raises:
+            ValueError: If the lengths do not fit.
+        """
+
+    @abstractmethod
+    async def put(
+        self, keys: Sequence[PageKey], sources: Sequence[PageBuffers]
+    ) -> list[Status]:
+        """Store pages; each is visible whole or not at all.
+
+        Pages are written once: putting one that is there is a HIT and moves no bytes.
+
+        Args:
+            keys: Pages to store, shape [num_pages].
+            sources: For each page its buffers in layer order, as for
+                :meth:`get_into`, all layers.
+
+        Returns:
+            HIT, UNAVAILABLE or REJECTED for each page.
+
+        Raises:
+            ValueError: If the lengths do not fit.
+        """
+
+    @abstractmethod
+    async def remove(self, keys: Sequence[PageKey]) -> None:
+        """Forget pages. Removing an absent one is harmless."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release what the store holds. Closing twice is harmless."""
+
+
+def check_batch(
+    keys: Sequence[PageKey], buffers: Sequence[PageBuffers], layers: range | None = None
+) -> None:
+    """Raise ValueError unless each page comes with as many bytes as it has."""
+    if len(keys) != len(buffers):
+        raise ValueError(f"{len(keys)} keys, but buffers for {len(buffers)} pages")
+    for key, page in zip(keys, buffers, strict=True):
+        space = key.space
+        num_layers = space.num_layers
+        if layers is not None:
+            if layers.step != 1 or not 0 <= layers.start < layers.stop <= num_layers:
+                raise ValueError(f"layers must lie in [0, {num_layers}), not {layers}")
+            num_layers = len(layers)
+        expected, given = num_layers * space.layer_bytes, sum(map(len, page))
+        if given != expected:
+            raise ValueError(f"a page of {space.name} has {expected} bytes, not {given}")
