@@ -1,0 +1,75 @@
+"""An asyncio KV-cache engine for LLM serving loops.
+
+The rooms, each entered by its ``__init__``. One imports only from those above it, and
+ranks, stores and devices not from each other:
+
+    core      decides: layout, page hashes, ledger, tree, agenda, replica
+    ranks     ranks agree: one, several in a process, or torch.distributed
+    stores    page bytes by key, outside the device
+    devices   pools of pages on an accelerator, and copies into and out of them
+    linkers   the transport between pools and stores
+    engine    KVCache and its requests: drives the core, awaits the rest
+    testing   fakes with gates, faults, conformance kits, a simulator
+    adapters  thin fits for other engines, each optional
+    cli       ``python -m asyncache``
+
+Names here are loaded from their rooms when first used, so that importing asyncache
+brings in neither torch nor a client of any store.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# A public name has two lines: one here, one for type checkers below.
+_ROOM_OF = {
+    "AbortedError": "core",
+    "AsyncacheError": "core",
+    "AttentionPool": "core",
+    "ClosedError": "core",
+    "DeviceError": "core",
+    "InvariantError": "core",
+    "KVLayout": "core",
+    "Namespace": "core",
+    "OrderError": "core",
+    "OutOfPagesError": "core",
+    "PageHash": "core",
+    "PageKey": "core",
+    "RankError": "core",
+    "StoreError": "core",
+    "TooManyRequestsError": "core",
+    "WindowPool": "core",
+}
+__all__ = sorted(_ROOM_OF)  # noqa: PLE0605 - one list of names, not two
+
+if TYPE_CHECKING:
+    from asyncache.core import (
+        AbortedError as AbortedError,
+        AsyncacheError as AsyncacheError,
+        AttentionPool as AttentionPool,
+        ClosedError as ClosedError,
+        DeviceError as DeviceError,
+        InvariantError as InvariantError,
+        KVLayout as KVLayout,
+        Namespace as Namespace,
+        OrderError as OrderError,
+        OutOfPagesError as OutOfPagesError,
+        PageHash as PageHash,
+        PageKey as PageKey,
+        RankError as RankError,
+        StoreError as StoreError,
+        TooManyRequestsError as TooManyRequestsError,
+        WindowPool as WindowPool,
+    )
+else:
+    # A type checker that saw __getattr__ would take any name for granted.
+    def __getattr__(name: str) -> object:
+        if name not in _ROOM_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_ROOM_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

