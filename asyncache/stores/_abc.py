@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum, auto
+from types import TracebackType
+from typing import Self
 
 from asyncache.core import PageKey
 
@@ -37,7 +39,22 @@ class Store(ABC):
     Buffers are lent: a call touches them only until it returns or raises. Cancelled,
     it stops early and raises as soon as nothing of it, no thread and no transfer,
     touches them any more.
+
+    ``async with store`` opens and closes it. A call after :meth:`aclose` raises
+    ClosedError; one that is under way then stops early, and pages it did not reach are
+    UNAVAILABLE.
     """
+
+    async def open(self) -> None:
+        """Make the store ready; call it before any other. Opening twice is harmless.
+
+        A store that may come up later must not raise: until then it answers
+        UNAVAILABLE.
+
+        Raises:
+            StoreError: If the store can never work as it was set up.
+        """
+        return
 
     @abstractmethod
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -93,11 +110,26 @@ class Store(ABC):
 
     @abstractmethod
     async def remove(self, keys: Sequence[PageKey]) -> None:
-        """Forget pages. Removing an absent one is harmless."""
+        """Forget pages. Removing an absent one is harmless.
+
+        A page that the store cannot remove now stays; :meth:`contains` tells.
+        """
 
     @abstractmethod
     async def aclose(self) -> None:
         """Release what the store holds. Closing twice is harmless."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
 
 def check_batch(
@@ -106,13 +138,26 @@ def check_batch(
     """Raise ValueError unless each page comes with as many bytes as it has."""
     if len(keys) != len(buffers):
         raise ValueError(f"{len(keys)} keys, but buffers for {len(buffers)} pages")
+    space, layer_bytes, page_bytes = None, 0, 0
     for key, page in zip(keys, buffers, strict=True):
-        space = key.space
-        num_layers = space.num_layers
-        if layers is not None:
-            if layers.step != 1 or not 0 <= layers.start < layers.stop <= num_layers:
-                raise ValueError(f"layers must lie in [0, {num_layers}), not {layers}")
-            num_layers = len(layers)
-        expected, given = num_layers * space.layer_bytes, sum(map(len, page))
-        if given != expected:
-            raise ValueError(f"a page of {space.name} has {expected} bytes, not {given}")
+        if key.space is not space:
+            space = key.space
+            layer_bytes = space.layer_bytes
+            page_bytes = len(_check_layers(layers, space.num_layers)) * layer_bytes
+        sizes = [buffer.nbytes for buffer in page]
+        if sum(sizes) != page_bytes:
+            raise ValueError(
+                f"a page of {space.name} has {page_bytes} bytes here, not {sum(sizes)}"
+            )
+        if not all(sizes) or any(size % layer_bytes for size in sizes):
+            raise ValueError(
+                f"buffers must be whole layer slices of {layer_bytes} bytes, not {sizes}"
+            )
+
+
+def _check_layers(layers: range | None, num_layers: int) -> range:
+    if layers is None:
+        return range(num_layers)
+    if layers.step != 1 or not 0 <= layers.start < layers.stop <= num_layers:
+        raise ValueError(f"layers must lie in [0, {num_layers}), not {layers}")
+    return layers

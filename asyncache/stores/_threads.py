@@ -1,0 +1,141 @@
+"""Blocking jobs on threads of our own, and a wait that outlasts every cancellation.
+
+The rule: a call returns or raises only when none of its jobs runs any more, whatever
+happens to its task, because a job reads and writes memory that its caller lent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from asyncache.core import ClosedError
+
+_Part = TypeVar("_Part")
+
+Stop = threading.Event
+"""Set when a job should end at its next page: nobody waits for its answer."""
+
+
+class Workers:
+    """A bounded number of threads that run the jobs of batches.
+
+    No thread is started before the first job. Jobs beyond the number of threads wait
+    in order; their number is bounded by the callers, who each wait for their own.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
+        self._running: set[Stop] = set()
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise ClosedError once the workers are closed."""
+        if self._closed:
+            raise ClosedError("the store is closed")
+
+    async def run(
+        self, job: Callable[[_Part, Stop], None], parts: Sequence[_Part]
+    ) -> None:
+        """Run ``job(part, stop)`` for each part; return when none of them runs.
+
+        Cancelled, it drops the jobs that have not begun, sets ``stop`` for the others,
+        waits for them, and raises then.
+
+        Raises:
+            ClosedError: If the workers are closed.
+        """
+        self.check_open()
+        stop, futures = Stop(), list[Future[None]]()
+        self._running.add(stop)
+        try:
+            for part in parts:
+                futures.append(self.executor.submit(job, part, stop))
+            await _outlast(futures, stop)
+        finally:
+            self._running.discard(stop)
+            # A no-op but for a coroutine that was thrown away, by close() or by a dead
+            # loop: nothing can be awaited then, and only blocking keeps the rule.
+            stop.set()
+            concurrent.futures.wait(futures)
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+
+    async def aclose(self) -> None:
+        """Stop all jobs and return when no thread is left."""
+        self._closed = True
+        for stop in self._running:
+            stop.set()
+        # Joining blocks for as long as a job's system call takes: not on the loop.
+        loop, gone = asyncio.get_running_loop(), anyio.Event()
+
+        def shut_down() -> None:
+            self.executor.shutdown(cancel_futures=True)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(gone.set)
+
+        closer = threading.Thread(target=shut_down, name="asyncache-closer")
+        closer.start()
+        await gone.wait()
+        while closer.is_alive():  # its last instructions
+            await anyio.lowlevel.checkpoint()
+
+
+async def _outlast(futures: Sequence[Future[None]], stop: Stop) -> None:
+    """Wait until all jobs are over, also while this task is cancelled again and again.
+
+    A cancelled anyio scope cancels every await that is not shielded from it;
+    ``task.cancel()`` cancels one await, but goes through any shield. So wait, and once
+    cancelled in either way, wait shielded and in a loop.
+    """
+    over = _event_when_over(futures)
+    cancelled = await _cancellation_of(over)
+    if cancelled is None:
+        return
+    stop.set()
+    for future in futures:
+        future.cancel()
+    with anyio.CancelScope(shield=True):
+        # Not under an except clause: anyio would find the scope's cancellation in the
+        # native one's __context__, and swallow both.
+        while not over.is_set():
+            cancelled = await _cancellation_of(over) or cancelled
+    raise cancelled
+
+
+async def _cancellation_of(over: anyio.Event) -> asyncio.CancelledError | None:
+    """Wait; return the cancellation that ended the wait, if one did."""
+    try:
+        await over.wait()
+    except asyncio.CancelledError as error:
+        return error
+    return None
+
+
+def _event_when_over(futures: Sequence[Future[None]]) -> anyio.Event:
+    loop, over, lock = asyncio.get_running_loop(), anyio.Event(), threading.Lock()
+    num_left = len(futures)
+
+    def count_down(_: Future[None]) -> None:
+        nonlocal num_left
+        with lock:
+            num_left -= 1
+            is_last = num_left == 0
+        if is_last:
+            with suppress(RuntimeError):  # the loop was closed under a waiting task
+                loop.call_soon_threadsafe(over.set)
+
+    for future in futures:
+        future.add_done_callback(count_down)
+    if not futures:
+        over.set()
+    return over
