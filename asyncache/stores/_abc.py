@@ -149,9 +149,11 @@ def check_batch(
             raise ValueError(
                 f"a page of {space.name} has {page_bytes} bytes here, not {sum(sizes)}"
             )
-        if not all(sizes) or any(size % layer_bytes for size in sizes):
+        if len(sizes) > 1 and not all(
+            size and not size % layer_bytes for size in sizes
+        ):
             raise ValueError(
-                f"buffers must be whole layer slices of {layer_bytes} bytes, not {sizes}"
+                f"a buffer has whole layer slices of {layer_bytes} bytes, not {sizes}"
             )
 
 

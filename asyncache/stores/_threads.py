@@ -62,10 +62,11 @@ class Workers:
             await _outlast(futures, stop)
         finally:
             self._running.discard(stop)
-            # A no-op but for a coroutine that was thrown away, by close() or by a dead
-            # loop: nothing can be awaited then, and only blocking keeps the rule.
-            stop.set()
-            concurrent.futures.wait(futures)
+            if not all(future.done() for future in futures):
+                # The coroutine was thrown away, by close() or by a dead loop: nothing
+                # can be awaited any more, and only blocking keeps the rule.
+                stop.set()
+                concurrent.futures.wait(futures)
         for future in futures:
             if not future.cancelled():
                 future.result()

@@ -1,0 +1,195 @@
+"""A store of one file a page in a directory, which any number of processes may share.
+
+Page reads and writes do not go through aiofiles: it makes three thread hops a page,
+each dearer than the read. Here a batch makes one, into buffers that are the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+from asyncache.core import OrderError, PageKey, PageSpace
+from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
+from asyncache.stores._directory import prepare
+from asyncache.stores._page_files import PageFiles, PageReader
+from asyncache.stores._threads import Stop, Workers
+
+# Where the hop between threads stops to count against the bytes that a job moves.
+_JOB_BYTES = 4 * 2**20
+
+
+class FileStore(Store):
+    """Pages in files under a directory of a local or network file system.
+
+    A page is written beside its place and renamed into it, so pages are there whole or
+    not at all after any crash of a process. It is written once and never evicted:
+    bound the directory from outside, as with a quota, and delete files at will, also
+    while the store is in use. Linux only.
+
+    The constructor does no I/O: ``async with FileStore(path) as store``, or leave that
+    to the cache.
+
+    Args:
+        directory: Made if it does not exist.
+        num_threads: Threads that read; half as many write, so that a backlog of
+            writes never delays a read.
+        checksums: Whether to write an xxh3_64 digest of each layer slice and to verify
+            it in each read. Without, rotten bits are served; and pages written without
+            are a MISS to stores with.
+        durable: Whether to wait for the disk before a page becomes visible. Without, a
+            power loss may leave pages that are there and hold zeros: digests find
+            them, so do not turn off both.
+
+    Raises:
+        ValueError: If ``num_threads`` is below 1.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        num_threads: int = 4,
+        checksums: bool = True,
+        durable: bool = False,
+    ) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self._directory = os.fspath(directory)
+        self._checksums = checksums
+        self._durable = durable
+        self._reads = Workers(num_threads, "asyncache-read")
+        self._writes = Workers(-(-num_threads // 2), "asyncache-write")
+        self._temporary: str | None = None
+        self._spaces: dict[PageSpace, PageFiles] = {}
+
+    def __repr__(self) -> str:
+        return f"<FileStore {self._directory!r}>"
+
+    async def open(self) -> None:
+        """Make the directory ready.
+
+        Raises:
+            StoreError: If the directory cannot be created or written, is not a
+                store's, or was written by a newer asyncache: give another one.
+            ClosedError: If the store was closed: make another one.
+        """
+        self._writes.check_open()
+        if self._temporary is None:
+            self._temporary = await prepare(
+                self._directory, executor=self._writes.executor
+            )
+
+    async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        self._check_usable()
+        found = [False] * len(keys)
+
+        def look(part: range, stop: Stop) -> None:
+            for index in part:
+                if stop.is_set():
+                    return
+                key = keys[index]
+                found[index] = self._files(key.space).holds(key.hash)
+
+        await self._reads.run(look, [range(len(keys))] if keys else [])
+        return found
+
+    async def get_into(
+        self,
+        keys: Sequence[PageKey],
+        targets: Sequence[PageBuffers],
+        layers: range | None = None,
+    ) -> list[Status]:
+        self._check_usable()
+        check_batch(keys, targets, layers)
+        statuses = [Status.UNAVAILABLE] * len(keys)
+
+        def read(part: range, stop: Stop) -> None:
+            space, reader = None, None
+            for index in part:
+                if stop.is_set():
+                    return
+                key = keys[index]
+                if reader is None or key.space is not space:
+                    space = key.space
+                    reader = PageReader(self._files(space), layers)
+                statuses[index] = reader.read(key.hash, targets[index])
+
+        await self._reads.run(read, _split(targets))
+        return statuses
+
+    async def put(
+        self, keys: Sequence[PageKey], sources: Sequence[PageBuffers]
+    ) -> list[Status]:
+        self._check_usable()
+        check_batch(keys, sources)
+        statuses = [Status.UNAVAILABLE] * len(keys)
+        full = threading.Event()
+
+        def write(part: range, stop: Stop) -> None:
+            for index in part:
+                if stop.is_set():
+                    return
+                key = keys[index]
+                files = self._files(key.space)
+                if files.holds(key.hash):
+                    statuses[index] = Status.HIT
+                elif full.is_set():
+                    statuses[index] = Status.REJECTED
+                else:
+                    statuses[index] = files.write(key.hash, sources[index])
+                    if statuses[index] is Status.REJECTED:
+                        full.set()
+
+        await self._writes.run(write, _split(sources))
+        return statuses
+
+    async def remove(self, keys: Sequence[PageKey]) -> None:
+        self._check_usable()
+
+        def unlink(part: range, stop: Stop) -> None:
+            for index in part:
+                if stop.is_set():
+                    return
+                key = keys[index]
+                self._files(key.space).remove(key.hash)
+
+        await self._writes.run(unlink, [range(len(keys))] if keys else [])
+
+    async def aclose(self) -> None:
+        await self._reads.aclose()
+        await self._writes.aclose()
+
+    def _check_usable(self) -> None:
+        self._writes.check_open()
+        if self._temporary is None:
+            raise OrderError(f"{self!r} is not open: await its open() first")
+
+    def _files(self, space: PageSpace) -> PageFiles:
+        files = self._spaces.get(space)
+        if files is None:
+            assert self._temporary is not None
+            files = PageFiles(
+                f"{self._directory}/{space.name}",
+                self._temporary,
+                space,
+                digests=self._checksums,
+                durable=self._durable,
+            )
+            # Several threads may come here at once; all of theirs are as good.
+            self._spaces[space] = files
+        return files
+
+
+def _split(pages: Sequence[PageBuffers]) -> list[range]:
+    """Cut a batch into jobs large enough to be worth a thread each."""
+    parts, start, num_bytes = [], 0, 0
+    for index, page in enumerate(pages):
+        num_bytes += sum(map(len, page))
+        if num_bytes >= _JOB_BYTES:
+            parts.append(range(start, index + 1))
+            start, num_bytes = index + 1, 0
+    if start < len(pages):
+        parts.append(range(start, len(pages)))
+    return parts

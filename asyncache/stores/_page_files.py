@@ -1,0 +1,211 @@
+"""One file a page, with as few system calls as there can be. Blocking, for threads.
+
+A page appears by a rename and never changes after it, so whoever opens it reads all of
+it or what a fault left: and that is corrupt, told apart by the frame and removed.
+"""
+
+# A Path costs as much as the system calls that it would be made for.
+# ruff: noqa: PTH103, PTH104, PTH108, PTH120
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from stat import S_ISREG
+
+from asyncache.core import PageHash, PageSpace
+from asyncache.stores._abc import PageBuffers, Status
+from asyncache.stores._frame import Frame
+
+# A FIFO must not block the open, and a link must not lead out of the directory.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_MODE = 0o644
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+# What a link, directory, FIFO or socket answers to open and preadv.
+_NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ESPIPE, errno.ENXIO})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+
+
+class PageFiles:
+    """The pages of one space: ``directory/hh/hash.kv``, ``hh`` the hash's first byte.
+
+    Args:
+        directory: Where this space's pages live.
+        temporary: Directory on the same file system, for pages that are being written.
+        space: What the pages are.
+        digests: Whether to write digests of the slices, and to read only pages with
+            them.
+        durable: Whether a page reaches the disk before it becomes visible.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        temporary: str,
+        space: PageSpace,
+        *,
+        digests: bool,
+        durable: bool,
+    ) -> None:
+        self.frame = Frame(space)
+        self.digests = digests
+        self._durable = durable
+        self._directory = directory
+        # Nobody shares the prefix, whatever process, container or host it is.
+        self._temporary = f"{temporary}/{secrets.token_hex(8)}"
+        self._count = itertools.count()
+
+    def path(self, page_hash: PageHash) -> str:
+        """Return where a page is, if it is there."""
+        name = page_hash.hex()
+        return f"{self._directory}/{name[:2]}/{name}.kv"
+
+    def holds(self, page_hash: PageHash) -> bool:
+        """Return whether a regular file of the right length is there."""
+        try:
+            found = os.lstat(self.path(page_hash))
+        except OSError:
+            return False
+        return found.st_size == self.frame.file_bytes and S_ISREG(found.st_mode)
+
+    def remove(self, page_hash: PageHash) -> None:
+        """Remove a page, and anything else that has its name, if that can be done."""
+        path = self.path(page_hash)
+        with suppress(OSError):
+            try:
+                os.unlink(path)
+            except IsADirectoryError:
+                # What is in it is not ours to delete; the name is ours.
+                os.rename(path, self._new_temporary())
+
+    def write(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
+        """Write a page that is not there: HIT, REJECTED for no room, or UNAVAILABLE."""
+        digests = self.frame.digests(buffers) if self.digests else None
+        views = [memoryview(self.frame.head(page_hash, digests)), *buffers]
+        temporary = self._new_temporary()
+        try:
+            try:
+                self._write_temporary(temporary, views)
+                self._publish(temporary, page_hash)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        except OSError as error:
+            return Status.REJECTED if error.errno in _NO_ROOM else Status.UNAVAILABLE
+        return Status.HIT
+
+    def _write_temporary(self, path: str, views: Sequence[memoryview]) -> None:
+        try:
+            descriptor = os.open(path, _CREATE, _MODE)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptor = os.open(path, _CREATE, _MODE)
+        try:
+            while views:
+                views = drop_bytes(views, os.writev(descriptor, views[:_IOV_MAX]))
+            if self._durable:
+                os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _publish(self, temporary: str, page_hash: PageHash) -> None:
+        path = self.path(page_hash)
+        try:
+            os.rename(temporary, path)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.rename(temporary, path)
+        except IsADirectoryError:
+            self.remove(page_hash)
+            os.rename(temporary, path)
+
+    def _new_temporary(self) -> str:
+        return f"{self._temporary}-{next(self._count)}"
+
+
+class PageReader:
+    """Reads pages of one space on one thread: it owns the memory of a head."""
+
+    def __init__(self, files: PageFiles, layers: range | None) -> None:
+        self._files = files
+        self._frame = frame = files.frame
+        self._layers = range(frame.num_layers) if layers is None else layers
+        self._head = bytearray(frame.head_bytes)
+        self._head_view = [memoryview(self._head)]
+        self._offset = frame.head_bytes + self._layers.start * frame.layer_bytes
+        self._num_bytes = len(self._layers) * frame.layer_bytes
+        # The byte after the last one: a file that has it is too long.
+        self._end = (
+            [memoryview(bytearray(1))] if self._layers.stop == frame.num_layers else []
+        )
+
+    def read(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
+        """Read a page's layers: HIT, MISS, UNAVAILABLE, or CORRUPT and removed."""
+        try:
+            descriptor = os.open(self._files.path(page_hash), _READ)
+            try:
+                is_whole = self._fill(descriptor, buffers)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return Status.MISS
+            if error.errno not in _NO_FILE:
+                return Status.UNAVAILABLE
+            is_whole = False
+        status = self._judge(page_hash, buffers) if is_whole else Status.CORRUPT
+        if status is not Status.HIT:
+            self._files.remove(page_hash)
+        return status
+
+    def _fill(self, descriptor: int, buffers: PageBuffers) -> bool:
+        """Read; return whether the file had all that was asked for, and no more."""
+        if self._layers.start == 0:
+            views = [*self._head_view, *buffers, *self._end]
+            return _read_all(descriptor, views, 0, self._offset + self._num_bytes)
+        views = [*buffers, *self._end]
+        return _read_all(descriptor, self._head_view, 0, len(self._head)) and _read_all(
+            descriptor, views, self._offset, self._num_bytes
+        )
+
+    def _judge(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
+        if not self._frame.is_head_of(page_hash, self._head):
+            return Status.CORRUPT
+        if not self._files.digests:
+            return Status.HIT
+        if not self._frame.has_digests(self._head):
+            return Status.MISS  # of no use here, and in the way of one with digests
+        if not self._frame.are_slices_of(self._head, self._layers, buffers):
+            return Status.CORRUPT
+        return Status.HIT
+
+
+def _read_all(
+    descriptor: int, views: Sequence[memoryview], offset: int, wanted: int
+) -> bool:
+    """Fill the views; return whether the file had exactly ``wanted`` bytes for them."""
+    count = os.preadv(descriptor, views[:_IOV_MAX], offset)
+    while count and count < wanted:
+        more = os.preadv(
+            descriptor, drop_bytes(views, count)[:_IOV_MAX], offset + count
+        )
+        if not more:
+            break
+        count += more
+    return count == wanted
+
+
+def drop_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of the views without their first ``count`` bytes."""
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []
