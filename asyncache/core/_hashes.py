@@ -95,4 +95,6 @@ def _utf8(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} {text!r} cannot be encoded: {error.reason}") from error
+        raise ValueError(
+            f"{name} {text!r} cannot be encoded: {error.reason}"
+        ) from error

@@ -211,7 +211,9 @@ def _check_pool(pool: Pool) -> None:
     if not _NAME.fullmatch(pool.name):
         raise ValueError(f"a pool's name must match {_NAME.pattern}, not {pool.name!r}")
     if pool.dtype not in ITEM_BYTES:
-        raise ValueError(f"dtype must be one of {sorted(ITEM_BYTES)}, not {pool.dtype!r}")
+        raise ValueError(
+            f"dtype must be one of {sorted(ITEM_BYTES)}, not {pool.dtype!r}"
+        )
     for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
         _check_at_least_one(name, getattr(pool, name))
 

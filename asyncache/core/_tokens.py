@@ -48,7 +48,9 @@ def _pack_ints(tokens: list[int]) -> bytes:
         for place, token in enumerate(tokens):
             if type(token) is not int:
                 name = type(token).__name__
-                raise TypeError(f"tokens must be ints, got {name} at {place}") from error
+                raise TypeError(
+                    f"tokens must be ints, got {name} at {place}"
+                ) from error
             if not 0 <= token <= MAX_TOKEN:
                 raise ValueError(
                     f"token ids must be in [0, {MAX_TOKEN}], got {token} at {place}"
@@ -59,7 +61,20 @@ def _pack_ints(tokens: list[int]) -> bytes:
 def _pack_buffer(view: memoryview) -> bytes:
     if view.ndim != 1:
         raise ValueError(f"tokens must have 1 dimension, not {view.ndim}")
-    if view.format not in {"b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "<i", "=i"}:
+    if view.format not in {
+        "b",
+        "B",
+        "h",
+        "H",
+        "i",
+        "I",
+        "l",
+        "L",
+        "q",
+        "Q",
+        "<i",
+        "=i",
+    }:
         raise TypeError(f"tokens must be integers, not of format {view.format!r}")
     if view.format in {"i", "<i", "=i"} and sys.byteorder == "little":
         return view.tobytes()

@@ -1,0 +1,100 @@
+"""Commits: computed pages become everyone's, as far as their prefix has landed.
+
+The tree keeps the pages that it has; a request's own pages for the same tokens are
+duplicates and stay the request's until it ends, for a page id that a model was given
+must not change under it. A commit stops at the first page that is LOADING, its own
+load's included, and where pinning resident pages that it duplicates would break a
+promise; the rest is *parked*, and tried again whenever something has changed.
+"""
+
+from __future__ import annotations
+
+from asyncache.core._agenda import Request
+from asyncache.core._effects import Fact, FactKind
+from asyncache.core._ledger import PageState
+from asyncache.core._offloads import consider
+from asyncache.core._reservations import move_anchor, try_pin
+from asyncache.core._state import State
+from asyncache.core._tree import Node, Walk
+
+
+def publish(state: State, request: Request) -> None:
+    """Insert what a request has committed, up to the first page that is LOADING."""
+    if request.want > request.shared and not request.needs:
+        _publish(state, request)
+    if request.want > request.shared:
+        state.parked[request.seq] = request
+    else:
+        state.parked.pop(request.seq, None)
+
+
+def publish_parked(state: State) -> None:
+    """Try parked commits again: a load has ended."""
+    for request in list(state.parked.values()):
+        publish(state, request)
+
+
+def _publish(state: State, request: Request) -> None:
+    tree, shared = state.tree, request.shared
+    root = tree.root(request.root_hash)
+    key = bytes(request.tokens[: request.want * tree.stride])
+    walk = tree.walk(root, key)
+    end = _first_loading(state, walk, request.want)
+    if end <= shared:
+        return
+    node = tree.end_at(root, walk, min(end, walk.covered))
+    if not try_pin(state, node):
+        return
+    base = node
+    path = list(tree.above(node, shared))
+    for above in path:
+        _adopt_windows(state, request, above)
+    if node.end < end:
+        node = tree.attach(node, key[node.end * tree.stride :])
+        for pool in range(tree.num_pools):
+            _give(state, request, node, pool)
+        path.insert(0, node)
+        state.effects.append(Fact(FactKind.PUBLISHED, node.end - node.start))
+    move_anchor(state, request, node)
+    state.unpin(base)
+    _bracket(state, request, path)
+    for above in path:
+        above.used = state.clock
+        above.hits += 1
+    for above in reversed(list(tree.above(node))):
+        consider(state, above)
+
+
+def _first_loading(state: State, walk: Walk, end: int) -> int:
+    """Return where a commit must stop: at LOADING, or at its end."""
+    for node in walk.path:
+        if node.loads[state.tree.backbone] is not None:
+            return node.start
+    return end
+
+
+def _adopt_windows(state: State, request: Request, node: Node) -> None:
+    """Give a node the window pages that it lacks and the request has."""
+    for pool, _ in state.tree.windows:
+        if node.pages[pool] is None:
+            _give(state, request, node, pool)
+            node.stored = node.stored and node.parent is None
+
+
+def _give(state: State, request: Request, node: Node, pool: int) -> None:
+    """Hand a request's own pages to a node of the same positions."""
+    place = slice(node.start, node.end)
+    pages = request.tables[pool][place]
+    state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
+    request.own[pool][place] = bytes(len(pages))
+    node.pages[pool] = pages
+
+
+def _bracket(state: State, request: Request, path: list[Node]) -> None:
+    """Keep pages in place that an open forward of this request may still write."""
+    for bracket in state.brackets.values():
+        if request in bracket.requests:
+            state.pin(path[0])
+            bracket.pins.append(path[0])
+            for node in path:
+                node.written = bracket.number

@@ -1,0 +1,212 @@
+"""The laws of the state, checked from scratch; nothing here changes anything.
+
+Each page is in one place, and that is the place its ledger names. A node's full pools
+are never absent, and below LOADING there is only LOADING. Locks are what the pins say.
+Promises are kept. What is open has a place, and what is done has none.
+"""
+
+from __future__ import annotations
+
+from asyncache.core._agenda import Load, Lookup, Offload, Ready, Request, Wait
+from asyncache.core._errors import require
+from asyncache.core._ledger import PageState
+from asyncache.core._reservations import loads_under
+from asyncache.core._state import State
+from asyncache.core._tree import Node
+
+
+def check(state: State) -> None:
+    """Raise InvariantError unless every law holds."""
+    _check_pages(state)
+    for node in state.tree.nodes():
+        _check_node(state, node)
+    _check_locks(state)
+    for transaction in state.agenda.open.values():
+        if isinstance(transaction, Request):
+            _check_request(state, transaction)
+        elif isinstance(transaction, Load):
+            _check_load(state, transaction)
+        elif isinstance(transaction, Offload):
+            _check_offload(state, transaction)
+    _check_sums(state)
+
+
+def _check_pages(state: State) -> None:
+    places: list[dict[int, PageState]] = [{} for _ in state.ledgers]
+
+    def put(pool: int, page: int, held: PageState) -> None:
+        twice = page in places[pool]
+        require(not twice, "a page is in one place", pool, page, held)
+        places[pool][page] = held
+
+    for node in state.tree.nodes():
+        for pool, run in enumerate(node.pages):
+            held = PageState.TREE if node.loads[pool] is None else PageState.TRANSIT
+            for page in run or ():
+                put(pool, page, held)
+    for transaction in state.agenda.open.values():
+        if isinstance(transaction, Request):
+            for pool, table in enumerate(transaction.tables):
+                for page, mine in zip(table, transaction.own[pool], strict=True):
+                    if mine:
+                        put(pool, page, PageState.REQUEST)
+                for page in transaction.spare[pool]:
+                    put(pool, page, PageState.REQUEST)
+        elif isinstance(transaction, Load):
+            for pool, pages in transaction.held:
+                for page in pages:
+                    put(pool, page, PageState.QUARANTINE)
+    for bracket in state.brackets.values():
+        for pool, pages in bracket.held:
+            for page in pages:
+                put(pool, page, PageState.QUARANTINE)
+    for pool, ledger in enumerate(state.ledgers):
+        ledger.check()
+        for page in range(ledger.num_pages):
+            held = places[pool].get(page, PageState.FREE)
+            named = ledger.state(page)
+            require(
+                named is held, "the ledger knows the place", pool, page, named, held
+            )
+
+
+def _check_node(state: State, node: Node) -> None:
+    tree, parent = state.tree, node.parent
+    assert parent is not None
+    require(parent.children[node.edge[: tree.stride]] is node, "links agree", node)
+    require(node.start == parent.end < node.end, "positions follow", node, parent)
+    num_pages = node.end - node.start
+    require(len(node.edge) == num_pages * tree.stride, "edges are whole pages", node)
+    for pool, run in enumerate(node.pages):
+        absent = run is None
+        require(not (absent and pool in tree.full), "full pools are there", node)
+        require(run is None or len(run) == num_pages, "a page a position", node)
+        load = node.loads[pool]
+        require(load is None or not absent, "LOADING has pages", node)
+        open_load = load is None or state.agenda.is_open(load)
+        require(open_load, "LOADING has an open load", node, load)
+    if parent.loads[tree.backbone] is not None:
+        require(node.loads[tree.backbone] is not None, "LOADING below LOADING", node)
+    require(node.hashes is None or len(node.hashes) == num_pages, "a hash a page", node)
+    if node.offload is not None:
+        require(state.agenda.is_open(node.offload), "an open offload", node)
+        require(node not in state.dirty, "dirty or being offloaded", node)
+
+
+def _check_locks(state: State) -> None:
+    locks: dict[Node, int] = {}
+    for anchor, count in state.pins.items():
+        step: Node | None = anchor
+        while step is not None:
+            locks[step] = locks.get(step, 0) + count
+            step = step.parent
+    locked = 0
+    for node in state.tree.nodes():
+        require(node.locks == locks.get(node, 0), "locks are pins", node)
+        if node.locks and node.loads[state.tree.backbone] is None:
+            locked += node.end - node.start
+    require(locked == state.tree.locked_pages, "locked pages", state.tree.locked_pages)
+    owners: dict[Node, int] = {}
+    for transaction in state.agenda.open.values():
+        if isinstance(transaction, Request | Load | Offload) and transaction.anchor:
+            owners[transaction.anchor] = owners.get(transaction.anchor, 0) + 1
+    for bracket in state.brackets.values():
+        for node in bracket.pins:
+            owners[node] = owners.get(node, 0) + 1
+    require(owners == state.pins, "each pin has one owner", owners, state.pins)
+
+
+def _check_request(state: State, request: Request) -> None:
+    tree = state.tree
+    length = len(request.tables[tree.backbone])
+    for pool, table in enumerate(request.tables):
+        require(len(table) == len(request.own[pool]) == length, "tables are aligned")
+        spare = len(request.spare[pool])
+        require(spare == len(request.spare[tree.backbone]), "spare pages are aligned")
+    require(request.hit <= length, "a hit has pages", request)
+    require(
+        request.hit <= request.shared or not request.hit, "a hit is pinned", request
+    )
+    needs = loads_under(state, request.anchor, request.shared)
+    require(needs == request.needs, "needs are what it stands on", request, needs)
+    waits = bool(request.needs) and request.lookup is None
+    require(waits == (request.wait is not None), "a wait has loads", request)
+    require(not request.needs or request.hit == request.shared, "nothing published")
+    parked = request.want > request.shared
+    require(parked == (request.seq in state.parked), "parked is listed", request)
+    for child in (request.lookup, request.wait):
+        require(child is None or state.agenda.is_open(child), "open", request, child)
+    if request.anchor is not None:
+        for load in request.needs:
+            require(request in load.interest, "interest is mutual", request, load)
+
+
+def _check_load(state: State, load: Load) -> None:
+    for request in load.interest:
+        require(load in request.needs, "interest is mutual", load, request)
+    if load.anchor is None:
+        require(load.started, "a load that never started is gone at once", load)
+        require(not load.interest, "nobody waits for a draining load", load)
+        return
+    require(bool(load.interest), "somebody waits for a running load", load)
+    marked = [
+        (pool, node.start, node.end)
+        for node in state.tree.above(load.anchor)
+        for pool in range(state.tree.num_pools)
+        if node.loads[pool] is load
+    ]
+    positions = sum(end - start for _, start, end in marked)
+    owned = sum(len(piece.pages) for piece in load.pieces)
+    require(positions == owned, "a load owns what it marked", load, positions, owned)
+
+
+def _check_offload(state: State, offload: Offload) -> None:
+    for node in state.tree.above(offload.anchor, offload.start):
+        require(node.offload is offload, "an offload owns its nodes", offload, node)
+
+
+def _check_sums(state: State) -> None:
+    requests = [t for t in state.agenda.open.values() if isinstance(t, Request)]
+    promised = sum(request.remainder for request in requests)
+    require(promised == state.promised, "promises are summed", promised, state.promised)
+    for pool in range(len(state.ledgers)):
+        require(state.slack(pool) >= 0, "promises can be kept", pool, state.slack(pool))
+    offloading = sum(isinstance(t, Ready | Offload) for t in state.agenda.open.values())
+    require(offloading == state.num_offloading, "offloads are counted", offloading)
+    for seq, request in state.waiting.items():
+        require(seq == request.seq and request.lookup is not None, "waiting to restore")
+
+
+def dump(state: State) -> tuple[object, ...]:
+    """Return the whole state as values; equal dumps are equal replicas."""
+    nodes = [
+        (
+            node.serial,
+            node.start,
+            node.edge,
+            [None if run is None else bytes(run) for run in node.pages],
+            [None if load is None else load.seq for load in node.loads],
+            (node.used, node.locks, node.hits, node.stored, node.attempts),
+            None if node.offload is None else node.offload.seq,
+        )
+        for node in sorted(state.tree.nodes(), key=lambda node: node.serial)
+    ]
+    agenda = [
+        (type(t).__name__, t.seq, t.place, t.claim, _detail(t))
+        for t in state.agenda.open.values()
+    ]
+    ledgers = tuple(ledger.dump() for ledger in state.ledgers)
+    sums = (state.clock, state.promised, state.digest, list(state.waiting))
+    rest = (list(state.parked), [node.serial for node in state.dirty], sums)
+    return (nodes, agenda, ledgers, rest, list(state.brackets))
+
+
+def _detail(transaction: object) -> object:
+    if isinstance(transaction, Request):
+        tables = [bytes(table) for table in transaction.tables]
+        return (tables, transaction.hit, transaction.extent, transaction.want)
+    if isinstance(transaction, Load):
+        return ([request.seq for request in transaction.interest], transaction.end)
+    if isinstance(transaction, Lookup | Wait):
+        return transaction.request.seq
+    return None

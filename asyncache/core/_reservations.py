@@ -1,0 +1,152 @@
+"""Who may take pages: promises that never exceed what can be had.
+
+A request starts to load or to compute only against a reservation of its whole prompt,
+granted in sequence order. From then on ``slack``, the pages that are free or evictable
+less all that is promised and not yet taken, is never negative, so that taking what was
+promised never fails and requests that wait can never lock the pool.
+"""
+
+from __future__ import annotations
+
+from asyncache.core._agenda import Load, Request
+from asyncache.core._ledger import PageState
+from asyncache.core._state import State
+from asyncache.core._tree import Node
+
+
+def restore_limit(state: State, request: Request) -> int:
+    """Return the longest hit in pages: the last token is always computed."""
+    return (request.num_tokens - 1) // state.layout.page_tokens
+
+
+def try_reserve(state: State, request: Request, *, match: bool) -> bool:
+    """Promise a request its whole prompt if there is room, standing on what is there.
+
+    Args:
+        match: Whether to stand on the resident prefix; else the request computes all.
+    """
+    tree, node, hit = state.tree, None, 0
+    if match:
+        root = tree.roots.get(request.root_hash)
+        limit = restore_limit(state, request)
+        walk = tree.walk(root, request.tokens[: limit * tree.stride])
+        hit = tree.boundary(walk, limit)
+        if root is not None and hit:
+            node = tree.end_at(root, walk, hit)
+    state.pin(node)
+    fits = state.least_slack() >= request.num_reserve - hit
+    if fits:
+        request.promise = request.num_reserve
+        rest_on(state, request, node, hit)
+    state.unpin(node)
+    return fits
+
+
+def try_pin(state: State, node: Node) -> bool:
+    """Pin a prefix, unless that would break a promise."""
+    state.pin(node)
+    if state.least_slack() >= 0:
+        return True
+    state.unpin(node)
+    return False
+
+
+def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None:
+    """Put a request on a resident or loading prefix; its page table is just that."""
+    move_anchor(state, request, node)
+    request.hit = hit
+    for pool in range(len(request.tables)):
+        table = request.tables[pool]
+        del table[:]
+        if node is not None:
+            table.extend(state.tree.pages_on(node, pool))
+        request.own[pool] = bytearray(hit)
+    for pool, window in state.tree.windows:
+        # Below its window nothing keeps these pages in place.
+        blank = max(0, hit - window)
+        table = request.tables[pool]
+        for position in range(blank):
+            table[position] = -1
+    _stand(request, loads_under(state, node, hit))
+    if node is not None:
+        for above in state.tree.above(node):
+            above.used = state.clock
+            above.hits += 1
+    update_remainder(state, request)
+
+
+def move_anchor(state: State, request: Request, node: Node | None) -> None:
+    """Pin another prefix for a request in place of the one it has."""
+    if node is not None and node.parent is None:
+        node = None
+    state.pin(node)
+    state.unpin(request.anchor)
+    request.anchor = node
+
+
+def _stand(request: Request, needs: dict[Load, None]) -> None:
+    for load in request.needs:
+        if load not in needs:
+            del load.interest[request]
+    for load in needs:
+        load.interest[request] = None
+    request.needs = needs
+
+
+def loads_under(state: State, node: Node | None, hit: int) -> dict[Load, None]:
+    """Return the loads that a prefix stands on, nearest to the root first."""
+    if node is None:
+        return {}
+    reach = dict.fromkeys(state.tree.full, 0)
+    reach |= {pool: max(0, hit - window) for pool, window in state.tree.windows}
+    found = []
+    for above in state.tree.above(node):
+        for pool, start in reach.items():
+            load = above.loads[pool]
+            if load is not None and above.end > start:
+                found.append(load)
+    return dict.fromkeys(reversed(found))
+
+
+def update_remainder(state: State, request: Request) -> None:
+    """Keep the sum of promises after a request's pages or promise changed."""
+    backbone = state.tree.backbone
+    taken = len(request.tables[backbone]) + len(request.spare[backbone])
+    remainder = max(0, request.promise - taken)
+    state.promised += remainder - request.remainder
+    request.remainder = remainder
+
+
+def trim_spare(state: State, request: Request) -> None:
+    """Give back spare pages that no promise covers."""
+    room = max(0, request.promise - len(request.tables[state.tree.backbone]))
+    for pool, spare in enumerate(request.spare):
+        state.release(pool, spare[room:], PageState.REQUEST)
+        del spare[room:]
+    update_remainder(state, request)
+
+
+def demote(state: State, requests: list[Request]) -> None:
+    """Take promises back, youngest first, until they can all be kept again.
+
+    Needed only after a load was cut: its pages are in quarantine for as long as
+    something may still write them, and the requests that stood on them would need
+    others in their place.
+    """
+    for request in sorted(requests, key=lambda r: r.seq, reverse=True):
+        if state.least_slack() >= 0:
+            return
+        request.promise -= request.remainder
+        update_remainder(state, request)
+
+
+def grant(state: State) -> list[Request]:
+    """Reserve for waiting requests in sequence order; return those that got theirs."""
+    granted = []
+    for seq in sorted(state.waiting):
+        request = state.waiting[seq]
+        if not try_reserve(state, request, match=True):
+            break
+        del state.waiting[seq]
+        granted.append(request)
+    return granted

@@ -1,0 +1,210 @@
+"""The replicated state of one cache, and the few ways in which everything changes it.
+
+The modules beside this one are the rules: each takes the state and changes it for one
+kind of transaction. Nothing here awaits, reads a clock or draws a random number.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from asyncache.core._agenda import Agenda, Bracket, Ready, Request
+from asyncache.core._effects import Effect, Fact, FactKind
+from asyncache.core._errors import require
+from asyncache.core._eviction import Leaves, Policy, lru
+from asyncache.core._layout import KVLayout
+from asyncache.core._ledger import Ledger, PageState
+from asyncache.core._tree import Node, Tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much may be open at once; the same on every rank.
+
+    Args:
+        requests: Requests open at once.
+        slots: Loads, readies and offloads that ranks vote on at once.
+        offloads: Readies and offloads open at once; fewer than ``slots``, so that a
+            load always finds a place in the end.
+        offload_attempts: Failures after which a node is not offered again until a
+            commit walks it.
+        mask_ints: Ints of the ballot that lookups share, where a layout has windows.
+        write_threshold: Commits that must have walked a node before it is offloaded.
+    """
+
+    requests: int = 256
+    slots: int = 64
+    offloads: int = 8
+    offload_attempts: int = 3
+    mask_ints: int = 4096
+    write_threshold: int = 1
+
+
+class State:
+    """Tree, ledgers, agenda and brackets of one replica."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_pages: Mapping[str, int],
+        bounds: Bounds,
+        policy: Policy = lru,
+    ) -> None:
+        self.layout = layout
+        self.bounds = bounds
+        self.tree = Tree(layout)
+        self.leaves = Leaves(self.tree, policy)
+        self.ledgers = [Ledger(num_pages[pool.name]) for pool in layout.pools]
+        self.agenda = Agenda(bounds.requests, bounds.slots)
+        self.store_attached = False
+        self.clock = 0
+        """Counts opens, commits and verdicts: the recency of nodes."""
+        self.promised = 0
+        """Sum of what open requests were promised and have not taken, in pages."""
+        self.pins: dict[Node, int] = {}
+        """How many owners have pinned the prefix that ends with a node."""
+        self.reading: dict[Node, int] = {}
+        """Where the positions begin that an offload of an anchor still reads."""
+        self.waiting: dict[int, Request] = {}
+        """Requests that wait for a reservation, by sequence number."""
+        self.parked: dict[int, Request] = {}
+        """Requests with a commit that could not be published yet."""
+        self.dirty: dict[Node, None] = {}
+        """Nodes to be offloaded, oldest first."""
+        self.num_offloading = 0
+        self.num_brackets = 0
+        self.num_finished = 0
+        """Brackets up to this number are finished on every rank."""
+        self.brackets: dict[int, Bracket] = {}
+        self.effects: list[Effect] = []
+        self.digest = 1
+
+    # The digest: what every rank must have seen, in order.
+
+    def fold(self, name: bytes, *numbers: int) -> None:
+        """Fold a call or a verdict into the digest."""
+        data = name + struct.pack(f"<{len(numbers)}q", *numbers)
+        self.digest = zlib.crc32(data, self.digest)
+
+    # Pages.
+
+    def guarded(self, pool: int) -> set[int]:
+        """Return the pages of a window pool that some pin needs."""
+        window = dict(self.tree.windows)[pool]
+        held: set[int] = set()
+        for anchor in self.pins:
+            start = min(anchor.end - window, self.reading.get(anchor, anchor.end))
+            for node in self.tree.above(anchor, max(0, start)):
+                run = node.pages[pool]
+                if run is not None and node.loads[pool] is None:
+                    held.update(run)
+        return held
+
+    def evictable(self, pool: int) -> int:
+        """Return how many pages of a pool eviction could free."""
+        resident = self.ledgers[pool].count(PageState.TREE)
+        if pool in self.tree.full:
+            return resident - self.tree.locked_pages
+        return resident - len(self.guarded(pool))
+
+    def slack(self, pool: int) -> int:
+        """Return how many pages could be had without breaking a promise."""
+        return self.ledgers[pool].num_free + self.evictable(pool) - self.promised
+
+    def least_slack(self) -> int:
+        """Return the slack of the tightest pool."""
+        return min(self.slack(pool) for pool in range(len(self.ledgers)))
+
+    def take(self, pool: int, num_pages: int, state: PageState) -> array[int]:
+        """Take pages, evicting for them; the caller has made sure that they are there."""
+        ledger = self.ledgers[pool]
+        while ledger.num_free < num_pages:
+            if pool in self.tree.full:
+                self._evict_leaf()
+            else:
+                self._evict_window(pool)
+        return ledger.take(num_pages, state)
+
+    def _evict_leaf(self) -> None:
+        node = self.leaves.pop()
+        if node is None:
+            require(False, "eviction finds what was promised", self.promised)
+            raise AssertionError
+        parent = node.parent
+        assert parent is not None
+        self._forget_ready(node)
+        self.tree.detach(node)
+        for pool, run in enumerate(node.pages):
+            if run is not None:
+                self.ledgers[pool].give(run, PageState.TREE)
+        self.dirty.pop(node, None)
+        self.leaves.offer(parent)
+        saved = node.stored or not self.store_attached
+        kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED
+        self.effects.append(Fact(kind, node.end - node.start, tuple(node.hashes or ())))
+
+    @staticmethod
+    def _forget_ready(node: Node) -> None:
+        """Shrink a ready whose lowest node goes."""
+        ready, parent = node.offload, node.parent
+        if ready is not None:
+            assert isinstance(ready, Ready)
+            assert parent is not None
+            ready.anchor = parent if parent.offload is ready else None
+
+    def _evict_window(self, pool: int) -> None:
+        """Drop one node's pages of a window pool; the prefix stays for full attention."""
+        held = self.guarded(pool)
+        victims = [
+            node
+            for node in self.tree.nodes()
+            if node.pages[pool] is not None
+            and node.loads[pool] is None
+            and held.isdisjoint(node.pages[pool])  # type: ignore[arg-type]  # not None
+        ]
+        require(bool(victims), "eviction finds what was promised", pool, self.promised)
+        node = min(victims, key=lambda victim: (victim.used, victim.serial))
+        run = node.pages[pool]
+        assert run is not None
+        node.pages[pool] = None
+        self.ledgers[pool].give(run, PageState.TREE)
+
+    def release(self, pool: int, pages: array[int], was: PageState) -> None:
+        """Give pages back; while a forward may still touch them, into quarantine."""
+        if not pages:
+            return
+        if self.brackets:
+            self.ledgers[pool].move(pages, was, PageState.QUARANTINE)
+            newest = next(reversed(self.brackets.values()))
+            newest.held.append((pool, pages))
+        else:
+            self.ledgers[pool].give(pages, was)
+
+    # Pins and recency.
+
+    def pin(self, node: Node | None) -> None:
+        """Keep a prefix, and the windows at its end, from eviction."""
+        if node is not None:
+            self.pins[node] = self.pins.get(node, 0) + 1
+            self.tree.lock(node)
+
+    def unpin(self, node: Node | None) -> None:
+        """Undo one :meth:`pin`."""
+        if node is not None:
+            self.pins[node] -= 1
+            if not self.pins[node]:
+                del self.pins[node]
+            self.tree.unlock(node)
+            self.leaves.offer(node)
+
+    def touch(self, path: Iterable[Node]) -> None:
+        """Mark nodes as used now."""
+        node = None
+        for node in path:
+            node.used = self.clock
+        if node is not None:
+            self.leaves.offer(node)

@@ -1,0 +1,350 @@
+"""The radix tree of resident prefixes: which pages hold which tokens.
+
+A node covers a run of whole pages. Its state is per pool: ABSENT (no pages), LOADING
+(a load fills them) or RESIDENT. Rules that every method keeps:
+
+* A node's full-attention pools are never ABSENT; below LOADING there is only LOADING.
+* ``locks`` counts the pins on a node and below it, so a locked node's ancestors are
+  locked and what is not locked can be evicted, leaf by leaf.
+* The lower part of a split keeps the node's identity: pins, which anchor at the end of
+  a node, and transactions, which own ranges of positions, do not notice.
+
+Positions and boundaries are in pages from the root; keys are packed tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncache.core._errors import require
+from asyncache.core._hashes import PageHash, hash_pages
+from asyncache.core._layout import Coverage, KVLayout
+from asyncache.core._tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from asyncache.core._agenda import Load, Offload, Ready
+
+
+class Node:
+    """A run of whole pages below its parent."""
+
+    __slots__ = (
+        "attempts",
+        "children",
+        "edge",
+        "end",
+        "hashes",
+        "hits",
+        "loads",
+        "locks",
+        "offload",
+        "pages",
+        "parent",
+        "root",
+        "serial",
+        "start",
+        "stored",
+        "used",
+        "written",
+    )
+
+    def __init__(
+        self, parent: Node | None, edge: bytes, start: int, end: int, num_pools: int
+    ) -> None:
+        self.parent = parent
+        self.root: Node = self if parent is None else parent.root
+        self.edge = edge
+        self.start = start
+        self.end = end
+        self.children: dict[bytes, Node] = {}
+        self.pages: list[array[int] | None] = [None] * num_pools
+        self.loads: list[Load | None] = [None] * num_pools
+        self.hashes: list[PageHash] | None = None
+        self.serial = 0
+        self.used = 0
+        self.locks = 0
+        # Offload: where the node stands on its way to the store.
+        self.stored = False
+        self.offload: Ready | Offload | None = None
+        self.attempts = 0
+        self.hits = 0
+        # Number of the newest forward that may still write the node's pages.
+        self.written = 0
+
+    def __repr__(self) -> str:
+        state = "".join(
+            "A" if run is None else "L" if load else "R"
+            for run, load in zip(self.pages, self.loads, strict=True)
+        )
+        return f"<Node {self.serial} [{self.start},{self.end}) {state} x{self.locks}>"
+
+
+class Walk(NamedTuple):
+    """How far the tree covers a key."""
+
+    path: list[Node]
+    """Nodes that share at least a page with the key, from the root down."""
+    covered: int
+    """Pages covered; may end inside the last node."""
+
+
+class Tree:
+    """All resident prefixes of one cache."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        self.stride = TOKEN_BYTES * layout.page_tokens
+        self.page_tokens = layout.page_tokens
+        self.num_pools = len(layout.pools)
+        self.full: list[int] = []
+        self.windows: list[tuple[int, int]] = []
+        for index, pool in enumerate(layout.pools):
+            if pool.coverage is Coverage.ALL_PAGES:
+                self.full.append(index)
+            else:
+                self.windows.append((index, layout.window_pages(pool)))
+        self.backbone = self.full[0]
+        self.roots: dict[PageHash, Node] = {}
+        self.num_nodes = 0
+        self.locked_pages = 0
+        """RESIDENT pages of the backbone that some pin keeps."""
+        self._serial = 0
+
+    # Looking up changes nothing.
+
+    def walk(self, root: Node | None, key: bytes | bytearray) -> Walk:
+        """Return the nodes that a key runs through. Changes nothing."""
+        path: list[Node] = []
+        if root is None:
+            return Walk(path, 0)
+        node, position, stride = root, 0, self.stride
+        num_bytes = len(key) - len(key) % stride
+        while position < num_bytes:
+            child = node.children.get(bytes(key[position : position + stride]))
+            if child is None:
+                break
+            path.append(child)
+            edge = child.edge
+            if not key.startswith(edge, position):
+                position += stride * self._common_pages(key, position, edge)
+                break
+            position += len(edge)
+            node = child
+        return Walk(path, position // stride)
+
+    def _common_pages(self, key: bytes | bytearray, position: int, edge: bytes) -> int:
+        """Return how many whole pages two runs share, by bisection over memcmp."""
+        stride = self.stride
+        low, high = 1, min(len(edge), len(key) - position) // stride
+        while low < high:
+            middle = (low + high + 1) // 2
+            piece = edge[low * stride : middle * stride]
+            if key.startswith(piece, position + low * stride):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def boundary(self, walk: Walk, limit: int, *, resident: bool = False) -> int:
+        """Return the longest prefix that may be served, at most ``limit`` pages.
+
+        Args:
+            walk: What the tree covers of a key.
+            limit: Longest prefix wanted.
+            resident: Whether pages that are still LOADING do not count.
+        """
+        end = min(limit, walk.covered)
+        if resident:
+            for node in walk.path:
+                if node.loads[self.backbone] is not None:
+                    end = min(end, node.start)
+                    break
+        while True:
+            shorter = end
+            for pool, window in self.windows:
+                shorter = self._window_boundary(
+                    walk.path, pool, window, shorter, resident=resident
+                )
+            # A shorter boundary has another window: all pools must agree on one.
+            if shorter == end:
+                return end
+            end = shorter
+
+    def _window_boundary(
+        self, path: list[Node], pool: int, window: int, end: int, *, resident: bool
+    ) -> int:
+        """Return the longest boundary up to ``end`` whose trailing pages are there."""
+        best, run_start = 0, 0
+        for node in path:
+            if node.start >= end:
+                break
+            absent = node.pages[pool] is None
+            if absent or (resident and node.loads[pool] is not None):
+                run_start = node.end
+                continue
+            last = min(node.end, end)
+            # The window is clipped at the root, where a run always starts whole.
+            if run_start == 0 or last - run_start >= window:
+                best = last
+        return best
+
+    def pages_on(self, node: Node, pool: int) -> array[int]:
+        """Return the page ids from the root down to a node; -1 where ABSENT."""
+        runs: list[array[int]] = []
+        while node.parent is not None:
+            run = node.pages[pool]
+            runs.append(
+                array("i", [-1]) * (node.end - node.start) if run is None else run
+            )
+            node = node.parent
+        pages = array("i")
+        for run in reversed(runs):
+            pages += run
+        return pages
+
+    @staticmethod
+    def above(node: Node, start: int = 0) -> Iterator[Node]:
+        """Yield a node and its ancestors that reach beyond ``start``, deepest first."""
+        while node.parent is not None and node.end > start:
+            yield node
+            node = node.parent
+
+    @staticmethod
+    def below(node: Node) -> Iterator[Node]:
+        """Yield a node and all nodes below it, parents first."""
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node but the roots, parents first."""
+        for root in self.roots.values():
+            for node in self.below(root):
+                if node.parent is not None:
+                    yield node
+
+    def hashes(self, node: Node) -> list[PageHash]:
+        """Return the hash of each page of a node, computed when first asked for."""
+        missing = []
+        while node.hashes is None:
+            missing.append(node)
+            assert node.parent is not None
+            node = node.parent
+        for late in reversed(missing):
+            assert late.parent is not None
+            parent = self.last_hash(late.parent)
+            late.hashes = hash_pages(
+                late.edge, page_tokens=self.page_tokens, parent=parent
+            )
+            node = late
+        assert node.hashes is not None
+        return node.hashes
+
+    def last_hash(self, node: Node) -> PageHash:
+        """Return the hash that the first page below a node has as its parent."""
+        return self.hashes(node)[-1]
+
+    # Changing the tree.
+
+    def root(self, parent_hash: PageHash) -> Node:
+        """Return the root of a namespace, made if need be."""
+        root = self.roots.get(parent_hash)
+        if root is None:
+            root = Node(None, b"", 0, 0, self.num_pools)
+            root.hashes = [parent_hash]
+            root.stored = True
+            self.roots[parent_hash] = root
+        return root
+
+    def end_at(self, root: Node, walk: Walk, position: int) -> Node:
+        """Return the node on a walk that ends at a position, splitting one if need be."""
+        if position == 0:
+            return root
+        for node in walk.path:
+            if node.end == position:
+                return node
+            if node.start < position < node.end:
+                return self.split(node, position)
+        require(False, "a boundary lies on its walk", position, walk.covered)
+        raise AssertionError
+
+    def split(self, node: Node, position: int) -> Node:
+        """Cut a node before a position; return the new upper part.
+
+        The lower part stays the same object, so that what anchors at its end holds.
+        """
+        parent, count = node.parent, position - node.start
+        assert parent is not None
+        cut = count * self.stride
+        upper = Node(parent, node.edge[:cut], node.start, position, self.num_pools)
+        self._enroll(upper)
+        for pool, run in enumerate(node.pages):
+            if run is not None:
+                upper.pages[pool], node.pages[pool] = run[:count], run[count:]
+        upper.loads = list(node.loads)
+        if node.hashes is not None:
+            upper.hashes, node.hashes = node.hashes[:count], node.hashes[count:]
+        upper.used, upper.locks, upper.written = node.used, node.locks, node.written
+        upper.stored, upper.offload = node.stored, node.offload
+        upper.attempts, upper.hits = node.attempts, node.hits
+        parent.children[node.edge[: self.stride]] = upper
+        node.parent, node.edge, node.start = upper, node.edge[cut:], position
+        upper.children[node.edge[: self.stride]] = node
+        return upper
+
+    def attach(self, parent: Node, edge: bytes) -> Node:
+        """Put a new leaf below a node, with no pages yet."""
+        start = parent.end
+        node = Node(
+            parent, edge, start, start + len(edge) // self.stride, self.num_pools
+        )
+        self._enroll(node)
+        key = edge[: self.stride]
+        require(
+            key not in parent.children, "a first page names one child", parent, node
+        )
+        parent.children[key] = node
+        return node
+
+    def detach(self, node: Node) -> None:
+        """Take a node out of the tree, with all below it."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.edge[: self.stride]]
+        self.num_nodes -= sum(1 for _ in self.below(node))
+        self._drop_if_empty(node.root)
+
+    def _drop_if_empty(self, root: Node) -> None:
+        """Forget a namespace that holds nothing."""
+        if not root.children and not root.locks:
+            self.roots.pop(self.last_hash(root), None)
+
+    def _enroll(self, node: Node) -> None:
+        self._serial += 1
+        node.serial = self._serial
+        self.num_nodes += 1
+
+    # Pins.
+
+    def lock(self, node: Node) -> None:
+        """Keep a node and its ancestors from eviction until :meth:`unlock`."""
+        step: Node | None = node
+        while step is not None:
+            if not step.locks and step.loads[self.backbone] is None:
+                self.locked_pages += step.end - step.start
+            step.locks += 1
+            step = step.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one :meth:`lock` of this node."""
+        step: Node | None = node
+        while step is not None:
+            require(step.locks > 0, "an unlocked node was locked", step)
+            step.locks -= 1
+            if not step.locks and step.loads[self.backbone] is None:
+                self.locked_pages -= step.end - step.start
+            step = step.parent
+        self._drop_if_empty(node.root)

@@ -1,0 +1,140 @@
+"""Applying a verdict: the only place where transactions end, and in one order.
+
+Within each kind by sequence number: brackets and quarantine first, so that their pages
+count; then loads, parents before children, each cut before it lands; offloads; requests
+that gave up waiting, aborted, closed; lookups, whose loads take what is left; readies.
+Last comes what follows from the new state: parked commits, reservations, new starts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from typing import TypeVar
+
+from asyncache.core._agenda import (
+    Load,
+    Lookup,
+    Offload,
+    Ready,
+    Request,
+    Transaction,
+    Wait,
+)
+from asyncache.core._brackets import finish_brackets
+from asyncache.core._commits import publish_parked
+from asyncache.core._errors import RankError
+from asyncache.core._loads import end_load, sink_load, start_load
+from asyncache.core._offloads import (
+    end_offload,
+    end_ready,
+    offer,
+    open_readies,
+    start_offload,
+)
+from asyncache.core._requests import end_request, is_parked
+from asyncache.core._restores import agree, end_wait, grant_waiting
+from asyncache.core._state import State
+from asyncache.core._votes import HEADER_INTS, PROTOCOL, Ballot, agreed_boundary
+
+T = TypeVar("T", bound=Transaction)
+
+
+def apply(state: State, ballot: Ballot, verdict: array[int]) -> None:
+    """Apply the minimum of all ranks' votes on a ballot."""
+    _check_header(verdict)
+    state.digest = zlib.crc32(verdict, state.digest)
+    state.clock += 1
+    finish_brackets(state, verdict[3])
+    news = _Verdict(state, ballot, verdict)
+    _end_loads(state, news)
+    for offload in news.of(Offload):
+        offload.claim = news.claim(offload)
+        if news.is_quiet(offload):
+            end_offload(state, offload)
+    _end_requests(state, news)
+    for lookup in news.of(Lookup):
+        if news.is_quiet(lookup) and _can_end(ballot, lookup, news.claim(lookup)):
+            agree(state, lookup, agreed_boundary(ballot, verdict, lookup))
+    for ready in news.of(Ready):
+        if not news.claim(ready) or news.is_quiet(ready):
+            end_ready(state, ready, agreed=bool(news.claim(ready)))
+    tend(state)
+
+
+def _check_header(verdict: array[int]) -> None:
+    protocol, least, negated, _, going = verdict[:HEADER_INTS]
+    if protocol != PROTOCOL:
+        raise RankError(f"a rank speaks protocol {protocol}, this one {PROTOCOL}")
+    if least != -negated:
+        raise RankError(f"ranks differ: digests from {least} to {-negated}")
+    if not going:
+        raise RankError("a rank has stopped")
+
+
+def _can_end(ballot: Ballot, lookup: Lookup, claim: int) -> bool:
+    """Whether a lookup's answer was in this ballot: it had a share, or needs none."""
+    return not claim or not ballot.shares or lookup.seq in ballot.shares
+
+
+class _Verdict:
+    """A verdict read through the table of its own ballot."""
+
+    def __init__(self, state: State, ballot: Ballot, verdict: array[int]) -> None:
+        self._agenda = state.agenda
+        self._table = ballot.table
+        self._verdict = verdict
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Return the transactions of a kind that were voted on and have not ended."""
+        return [
+            t for t in self._table if isinstance(t, kind) and self._agenda.is_open(t)
+        ]
+
+    def claim(self, transaction: Transaction) -> int:
+        """Return what every rank still vouches for."""
+        return self._verdict[HEADER_INTS + 2 * transaction.place]
+
+    def is_quiet(self, transaction: Transaction) -> bool:
+        """Whether no rank will touch the transaction's pages again."""
+        return bool(self._verdict[HEADER_INTS + 2 * transaction.place + 1])
+
+
+def _end_loads(state: State, news: _Verdict) -> None:
+    loads = sorted(news.of(Load), key=lambda load: (load.end, load.seq))
+    for load in loads:
+        claim = news.claim(load)
+        if claim < load.claim:
+            sink_load(state, load, claim)
+    for load in loads:
+        if news.is_quiet(load):
+            end_load(state, load)
+
+
+def _end_requests(state: State, news: _Verdict) -> None:
+    for wait in news.of(Wait):
+        if not news.claim(wait) and state.agenda.is_open(wait):
+            end_wait(state, wait.request)
+    requests = news.of(Request)
+    for request in requests:
+        if not news.claim(request):
+            end_request(state, request, aborted=True)
+    publish_parked(state)
+    for request in requests:
+        if news.claim(request) and news.is_quiet(request) and not is_parked(request):
+            end_request(state, request, aborted=False)
+
+
+def tend(state: State) -> None:
+    """Do what follows from the new state, in one order on every rank."""
+    publish_parked(state)
+    grant_waiting(state)
+    if state.dirty:
+        open_readies(state)
+    for transaction in state.agenda.start_queued():
+        if isinstance(transaction, Load):
+            start_load(state, transaction)
+        elif isinstance(transaction, Offload):
+            start_offload(state, transaction)
+        elif isinstance(transaction, Ready):
+            offer(state, transaction)

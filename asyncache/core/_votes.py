@@ -1,0 +1,140 @@
+"""This rank's votes, and the ballot that carries them.
+
+A ballot is the slot table of one step. Its verdict, the minimum over ranks, is read
+through that same table: a vote counts only for the transaction that held the place when
+it was cast, whatever has ended or begun since.
+
+::
+
+    int32   protocol | d | -d | finished | going | (claim, quiet) a place | mask
+
+``d`` is the digest of all that this rank's replica was told; the minimum of (d, -d) is
+(d, -d) only if all agree. ``finished`` counts forwards that this rank has finished;
+``going`` is 0 once it has stopped. Places that are empty vote (NOTHING, 0). Layouts
+with window pools add a mask: each open lookup gets a share of it, in sequence order,
+and offers boundaries at the smallest stride that fits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from asyncache.core._agenda import Lookup, Transaction
+from asyncache.core._state import State
+
+PROTOCOL = 1
+HEADER_INTS = 5
+NOTHING = 2**31 - 1
+"""The claim of an empty place: it lowers no minimum."""
+
+
+class Share(NamedTuple):
+    """A lookup's part of the mask: one int a boundary on offer."""
+
+    offset: int
+    boundaries: range
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The slot table of one step; equal on all ranks if their replicas are."""
+
+    digest: int
+    num_ints: int
+    table: tuple[Transaction, ...]
+    shares: dict[int, Share]
+
+
+def cast(state: State) -> Ballot:
+    """Return the ballot for the state as it is now."""
+    table = tuple(t for t in state.agenda.open.values() if t.started)
+    mask = HEADER_INTS + 2 * state.agenda.num_places
+    num_ints = mask
+    shares: dict[int, Share] = {}
+    if state.tree.windows:
+        num_ints += state.bounds.mask_ints
+        shares = _shares(table, mask, state.bounds.mask_ints)
+    return Ballot(state.digest >> 1, num_ints, table, shares)
+
+
+def _shares(
+    table: tuple[Transaction, ...], offset: int, num_ints: int
+) -> dict[int, Share]:
+    lookups = [t for t in table if isinstance(t, Lookup) and t.asked]
+    shares, end = {}, offset + num_ints
+    for place, lookup in enumerate(lookups):
+        room = (end - offset) // (len(lookups) - place)
+        if not room:
+            continue
+        stride = max(1, -(-(lookup.end - lookup.start) // room))
+        boundaries = range(lookup.end, lookup.start, -stride)
+        shares[lookup.seq] = Share(offset, boundaries)
+        offset += len(boundaries)
+    return shares
+
+
+@dataclass(slots=True)
+class Votes:
+    """What this rank has learnt and not yet seen agreed. Claims sink, quiet rises."""
+
+    finished: int = 0
+    going: bool = True
+    _claims: dict[int, int] = field(default_factory=dict)
+    _quiet: set[int] = field(default_factory=set)
+    _boundaries: dict[int, Collection[int]] = field(default_factory=dict)
+
+    def sink(self, seq: int, claim: int) -> None:
+        """Vouch for no more than ``claim``."""
+        self._claims[seq] = min(claim, self._claims.get(seq, NOTHING))
+
+    def quiet(self, seq: int) -> None:
+        """Promise not to touch the transaction's pages again."""
+        self._quiet.add(seq)
+
+    def answer(self, seq: int, boundaries: Collection[int]) -> None:
+        """Say which boundaries a lookup found restorable; it has no more to say."""
+        self._boundaries[seq] = frozenset(boundaries)
+        self.sink(seq, max(boundaries, default=0))
+        self.quiet(seq)
+
+    def forget(self, seq: int) -> None:
+        """Drop what was said of a transaction that has ended."""
+        self._claims.pop(seq, None)
+        self._quiet.discard(seq)
+        self._boundaries.pop(seq, None)
+
+    def said(self) -> set[int]:
+        """Return the transactions that something was said of."""
+        return self._quiet | self._claims.keys()
+
+    def fill(self, ballot: Ballot) -> array[int]:
+        """Return this rank's vector for a ballot."""
+        d = ballot.digest
+        blank = array("i", [NOTHING, 0]) * ((ballot.num_ints - HEADER_INTS + 1) // 2)
+        vector = array("i", [PROTOCOL, d, -d, self.finished, self.going]) + blank
+        del vector[ballot.num_ints :]
+        for transaction in ballot.table:
+            seq, at = transaction.seq, HEADER_INTS + 2 * transaction.place
+            claim = self._claims.get(seq, NOTHING)
+            vector[at] = min(claim, transaction.claim)
+            vector[at + 1] = seq in self._quiet
+        for seq, share in ballot.shares.items():
+            known = self._boundaries.get(seq, share.boundaries)
+            for index, boundary in enumerate(share.boundaries):
+                vector[share.offset + index] = boundary in known
+        return vector
+
+
+def agreed_boundary(ballot: Ballot, verdict: array[int], lookup: Lookup) -> int:
+    """Return the longest boundary that every rank can restore."""
+    claim = verdict[HEADER_INTS + 2 * lookup.place]
+    share = ballot.shares.get(lookup.seq)
+    if share is None or not claim:
+        return claim
+    for index, boundary in enumerate(share.boundaries):
+        if verdict[share.offset + index]:
+            return boundary
+    return 0
