@@ -1,0 +1,226 @@
+"""Jobs on threads: a call ends only when none of its jobs runs any more."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import suppress
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncache.core import ClosedError
+from asyncache.stores._threads import Workers
+
+
+class Held:
+    """Jobs that run until the test lets them go, and note what happens to them."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = anyio.Event()
+        self.stopped = anyio.Event()
+        self.running = 0
+        self.num_begun = 0
+        self._loop = asyncio.get_running_loop()
+
+    def job(self, part: int, stop: threading.Event) -> None:
+        self.running += 1
+        self.num_begun += 1
+        self._loop.call_soon_threadsafe(self.begun.set)
+        stop.wait()
+        with suppress(RuntimeError):  # a test closed the loop
+            self._loop.call_soon_threadsafe(self.stopped.set)
+        self.go.wait()
+        self.running -= 1
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+async def run_caught(workers: Workers, held: Held, caught: list[BaseException]) -> None:
+    try:
+        await workers.run(held.job, [0])
+    except BaseException as error:
+        caught.append(error)
+        assert held.running == 0
+        raise
+
+
+async def test_every_part_is_done_when_run_returns():
+    workers, done = Workers(3, "test"), []
+    await workers.run(lambda part, stop: done.append(part), range(20))
+    assert sorted(done) == list(range(20))
+    await workers.run(lambda part, stop: done.append(part), [])
+    await workers.aclose()
+
+
+async def test_no_thread_starts_before_the_first_job():
+    before = threading.active_count()
+    workers = Workers(3, "test")
+    assert threading.active_count() == before
+    await workers.run(lambda part, stop: None, [0])
+    assert threading.active_count() > before
+    await workers.aclose()
+    assert threading.active_count() == before
+
+
+async def test_an_error_of_a_job_is_raised_when_all_jobs_are_over():
+    workers, done = Workers(2, "test"), []
+
+    def job(part: int, stop: threading.Event) -> None:
+        if part == 1:
+            raise LookupError("part 1")
+        done.append(part)
+
+    with pytest.raises(LookupError, match="part 1"):
+        await workers.run(job, range(4))
+    assert sorted(done) == [0, 2, 3]
+    await workers.aclose()
+
+
+async def test_a_cancelled_scope_waits_for_the_thread_to_stop():
+    workers, held = Workers(1, "test"), Held()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_caught, workers, held, [])
+        await held.begun.wait()
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await held.stopped.wait()
+            await turns(20)
+            assert held.running == 1
+            held.go.set()
+    assert held.running == 0
+    await workers.aclose()
+
+
+async def test_no_number_of_native_cancellations_gets_past_the_thread():
+    workers, held, caught = Workers(1, "test"), Held(), []
+    task = asyncio.create_task(run_caught(workers, held, caught))
+    await held.begun.wait()
+    for _ in range(5):
+        task.cancel()
+        await turns(3)
+        assert not task.done()
+    await held.stopped.wait()
+    held.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(caught) == 1
+    await workers.aclose()
+
+
+async def test_waiting_for_a_thread_in_a_cancelled_scope_does_not_spin():
+    workers, held = Workers(1, "test"), Held()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_caught, workers, held, [])
+        await held.begun.wait()
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await held.stopped.wait()
+            await turns(5)
+            [waiting] = asyncio.all_tasks() - {asyncio.current_task()}
+            cancelling = waiting.cancelling()
+            await turns(50)
+            assert waiting.cancelling() == cancelling
+            held.go.set()
+    await workers.aclose()
+
+
+async def test_a_native_cancellation_that_comes_after_a_scopes_own_is_not_lost():
+    workers, held = Workers(1, "test"), Held()
+    left_scope = False
+
+    async def victim() -> None:
+        nonlocal left_scope
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await workers.run(held.job, [0])
+        left_scope = True
+
+    scopes: list[anyio.CancelScope] = []
+    task = asyncio.create_task(victim())
+    await held.begun.wait()
+    scopes[0].cancel()
+    await held.stopped.wait()
+    task.cancel()
+    await turns(3)
+    held.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not left_scope
+    await workers.aclose()
+
+
+async def test_a_timeout_of_asyncio_ends_after_the_thread():
+    workers, held = Workers(1, "test"), Held()
+    async with anyio.create_task_group() as tasks:
+
+        async def let_go() -> None:
+            await held.stopped.wait()
+            held.go.set()
+
+        tasks.start_soon(let_go)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await workers.run(held.job, [0])
+        assert held.running == 0
+    await workers.aclose()
+
+
+async def test_jobs_that_have_not_begun_are_dropped():
+    workers, held = Workers(1, "test"), Held()
+    held.go.set()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(workers.run, held.job, range(10))
+            await held.begun.wait()
+            scope.cancel()
+    assert held.num_begun == 1
+    await workers.aclose()
+
+
+def test_a_coroutine_that_is_thrown_away_blocks_until_its_thread_stops():
+    async def begin() -> tuple[Held, Coroutine[object, object, None]]:
+        held = Held()
+        held.go.set()
+        thrown_away = workers.run(held.job, [0])
+        thrown_away.send(None)
+        await held.begun.wait()
+        return held, thrown_away
+
+    workers = Workers(1, "test")
+    held, thrown_away = asyncio.run(begin())
+    assert held.running == 1
+    thrown_away.close()
+    assert held.running == 0
+    asyncio.run(workers.aclose())
+
+
+async def test_closing_stops_what_runs_and_refuses_what_comes():
+    workers, held = Workers(1, "test"), Held()
+    held.go.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workers.run, held.job, range(3))
+        await held.begun.wait()
+        await workers.aclose()
+        assert held.running == 0
+    with pytest.raises(ClosedError, match="closed"):
+        await workers.run(held.job, [0])
+
+
+async def test_closing_may_be_cancelled_and_done_again():
+    workers, held = Workers(1, "test"), Held()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workers.run, held.job, [0])
+        await held.begun.wait()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await workers.aclose()
+        assert held.running == 1
+        held.go.set()
+    await workers.aclose()
