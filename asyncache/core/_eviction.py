@@ -22,14 +22,12 @@ def lru(node: Node) -> int:
 
 def is_evictable(node: Node) -> bool:
     """Whether a node is a leaf of the tree that nothing needs."""
-    parent = node.parent
     return (
-        parent is not None
+        node.attached
+        and node.parent is not None
         and not node.children
         and not node.locks
         and not any(node.loads)
-        and parent.children.get(node.edge[: len(node.edge) // (node.end - node.start)])
-        is node
     )
 
 

@@ -199,6 +199,11 @@ class State:
             if not self.pins[node]:
                 del self.pins[node]
             self.tree.unlock(node)
+            # A cut may have detached the node while it was pinned: what is evictable
+            # now is the leaf that it hung from.
+            while not node.attached:
+                assert node.parent is not None
+                node = node.parent
             self.leaves.offer(node)
 
     def touch(self, path: Iterable[Node]) -> None:

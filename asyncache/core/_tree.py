@@ -31,6 +31,7 @@ class Node:
     """A run of whole pages below its parent."""
 
     __slots__ = (
+        "attached",
         "attempts",
         "children",
         "edge",
@@ -59,6 +60,7 @@ class Node:
         self.start = start
         self.end = end
         self.children: dict[bytes, Node] = {}
+        self.attached = True
         self.pages: list[array[int] | None] = [None] * num_pools
         self.loads: list[Load | None] = [None] * num_pools
         self.hashes: list[PageHash] | None = None
@@ -314,7 +316,9 @@ class Tree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.stride]]
-        self.num_nodes -= sum(1 for _ in self.below(node))
+        for gone in self.below(node):
+            gone.attached = False
+            self.num_nodes -= 1
         self._drop_if_empty(node.root)
 
     def _drop_if_empty(self, root: Node) -> None:
