@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from asyncache.core import OrderError, PageKey, PageSpace
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
@@ -86,9 +86,7 @@ class FileStore(Store):
         found = [False] * len(keys)
 
         def look(part: range, stop: Stop) -> None:
-            for index in part:
-                if stop.is_set():
-                    return
+            for index in _until(stop, part):
                 key = keys[index]
                 found[index] = self._files(key.space).holds(key.hash)
 
@@ -107,9 +105,7 @@ class FileStore(Store):
 
         def read(part: range, stop: Stop) -> None:
             space, reader = None, None
-            for index in part:
-                if stop.is_set():
-                    return
+            for index in _until(stop, part):
                 key = keys[index]
                 if reader is None or key.space is not space:
                     space = key.space
@@ -128,9 +124,7 @@ class FileStore(Store):
         full = threading.Event()
 
         def write(part: range, stop: Stop) -> None:
-            for index in part:
-                if stop.is_set():
-                    return
+            for index in _until(stop, part):
                 key = keys[index]
                 files = self._files(key.space)
                 if files.holds(key.hash):
@@ -149,9 +143,7 @@ class FileStore(Store):
         self._check_usable()
 
         def unlink(part: range, stop: Stop) -> None:
-            for index in part:
-                if stop.is_set():
-                    return
+            for index in _until(stop, part):
                 key = keys[index]
                 self._files(key.space).remove(key.hash)
 
@@ -180,6 +172,13 @@ class FileStore(Store):
             # Several threads may come here at once; all of theirs are as good.
             self._spaces[space] = files
         return files
+
+
+def _until(stop: Stop, part: range) -> Iterator[int]:
+    for index in part:
+        if stop.is_set():
+            return
+        yield index
 
 
 def _split(pages: Sequence[PageBuffers]) -> list[range]:

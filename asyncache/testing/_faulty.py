@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
 from asyncache.core import PageKey
-from asyncache.stores import PageBuffers, Status, Store
+from asyncache.stores import PageBuffers, Status, Store, check_batch
 from asyncache.testing._nth import FailPoint
 
 
@@ -34,12 +34,14 @@ class Fault(Enum):
 
 # What put says instead of keeping the page.
 _UNKEPT = {Fault.UNAVAILABLE: Status.UNAVAILABLE, Fault.REJECTED: Status.REJECTED}
-_REMOVED = {
+# What a read says of a page that is there.
+_UNREAD = {
+    Fault.MISSING: Status.MISS,
     Fault.LOST: Status.MISS,
     Fault.CORRUPT: Status.CORRUPT,
     Fault.TORN: Status.CORRUPT,
 }
-_UNREAD = {Fault.MISSING: Status.MISS, Fault.UNAVAILABLE: Status.UNAVAILABLE}
+_REMOVED = frozenset({Fault.LOST, Fault.CORRUPT, Fault.TORN})
 _HIDDEN = frozenset({Fault.MISSING, Fault.UNAVAILABLE})
 
 
@@ -98,8 +100,7 @@ class FaultyStore(Store):
         if fault in _REMOVED:
             await self._inner.remove([keys[index] for index in failing])
         for index in failing:
-            if statuses[index] is Status.HIT:
-                statuses[index] = _reading(fault)
+            statuses[index] = _reading(fault, statuses[index])
             if statuses[index] is not Status.HIT:
                 _scribble(targets[index], half=fault is Fault.TORN)
         return statuses
@@ -107,6 +108,7 @@ class FaultyStore(Store):
     async def put(
         self, keys: Sequence[PageKey], sources: Sequence[PageBuffers]
     ) -> list[Status]:
+        check_batch(keys, sources)
         fault, failing = self._next_call(keys)
         unkept = None if fault is None else _UNKEPT.get(fault)
         skipped = failing if unkept else ()
@@ -145,10 +147,13 @@ class FaultyStore(Store):
         return self.fault, failing
 
 
-def _reading(fault: Fault | None) -> Status:
-    if fault is None:
-        return Status.HIT
-    return _REMOVED.get(fault) or _UNREAD.get(fault) or Status.HIT
+def _reading(fault: Fault | None, status: Status) -> Status:
+    """Return what reading a page comes to, by what it would come to."""
+    if fault is Fault.UNAVAILABLE:
+        return Status.UNAVAILABLE
+    if fault is None or status is not Status.HIT:
+        return status
+    return _UNREAD.get(fault, status)
 
 
 def _scribble(buffers: PageBuffers, *, half: bool) -> None:
