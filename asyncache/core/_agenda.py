@@ -136,11 +136,12 @@ class Request(Transaction):
 class Lookup(Transaction):
     """A question to the store: how far beyond ``start`` can this prompt be restored?"""
 
-    __slots__ = ("asked", "covered", "end", "request", "start")
+    __slots__ = ("ask_store", "asked", "covered", "end", "request", "start")
 
-    def __init__(self, request: Request, end: int) -> None:
+    def __init__(self, request: Request, end: int, *, ask_store: bool) -> None:
         super().__init__(claim=end)
         self.request = request
+        self.ask_store = ask_store
         self.start = 0
         self.covered = 0
         """Pages that the tree held when it was asked; the store was asked beyond."""

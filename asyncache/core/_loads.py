@@ -261,9 +261,8 @@ def _resettle(state: State, request: Request, *, resident: bool) -> None:
 def _stop_if_empty(state: State, load: Load) -> None:
     if load.anchor is None:
         load.claim = 0
-        if load.started:
-            state.effects.append(Stop(load.seq))
-        else:
+        state.effects.append(Stop(load.seq))
+        if not load.started:
             _end(state, load)
 
 

@@ -18,7 +18,7 @@ from asyncache.core import (
     _requests,
     _verdicts,
 )
-from asyncache.core._agenda import Request
+from asyncache.core._agenda import Load, Request
 from asyncache.core._effects import Effect
 from asyncache.core._eviction import Policy, lru
 from asyncache.core._hashes import Namespace, PageHash, root_hash
@@ -100,10 +100,10 @@ class Replica:
         self._called(b"open", request, *facts)
         return request
 
-    def restore(self, request: Request) -> None:
+    def restore(self, request: Request, *, ask_store: bool = True) -> None:
         """Begin to restore; :class:`Restored` and :class:`Settled` follow as effects."""
-        _requests.restore(self._state, request)
-        self._called(b"restore", request)
+        _requests.restore(self._state, request, ask_store=ask_store)
+        self._called(b"restore", request, ask_store)
 
     def extend(self, request: Request, num_tokens: int) -> int:
         """Give the first ``num_tokens`` a page each; return how many pages were added."""
@@ -187,6 +187,13 @@ class Replica:
         return effects
 
     # Looking changes nothing.
+
+    @property
+    def num_moving(self) -> int:
+        """Loads and offloads that are open, and nodes that wait to be offloaded."""
+        state = self._state
+        loads = sum(isinstance(t, Load) for t in state.agenda.open.values())
+        return loads + state.num_offloading + len(state.dirty)
 
     def is_open(self, seq: int) -> bool:
         """Whether a transaction has not ended."""

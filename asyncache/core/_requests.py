@@ -52,7 +52,7 @@ def open_request(
     return request
 
 
-def restore(state: State, request: Request) -> None:
+def restore(state: State, request: Request, *, ask_store: bool) -> None:
     """Begin to restore a request; legal until it computes."""
     if request.extent:
         raise OrderError(
@@ -64,7 +64,7 @@ def restore(state: State, request: Request) -> None:
     _size_reservation(state, request)
     _release(state, request)
     request.hit = 0
-    begin_restore(state, request)
+    begin_restore(state, request, ask_store=ask_store)
 
 
 def extend(state: State, request: Request, num_tokens: int) -> int:

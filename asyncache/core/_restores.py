@@ -32,9 +32,10 @@ from asyncache.core._state import State
 from asyncache.core._tree import Node, Walk
 
 
-def begin_restore(state: State, request: Request) -> None:
+def begin_restore(state: State, request: Request, *, ask_store: bool) -> None:
     """Open a restore: wait for a reservation, then look up what is not resident."""
-    lookup = Lookup(request, restore_limit(state, request))
+    limit = restore_limit(state, request)
+    lookup = Lookup(request, limit, ask_store=ask_store)
     request.lookup = lookup
     state.agenda.add_restore(lookup)
     state.waiting[request.seq] = request
@@ -54,7 +55,8 @@ def _ask(state: State, lookup: Lookup) -> bool:
     """Put a lookup to the store; return False if there is nothing to ask."""
     request, tree = lookup.request, state.tree
     lookup.start = request.hit
-    if not state.store_attached or request.barred or request.hit >= lookup.end:
+    may_ask = state.store_attached and lookup.ask_store and not request.barred
+    if not may_ask or request.hit >= lookup.end:
         return False
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: lookup.end * tree.stride])

@@ -1,0 +1,35 @@
+"""Drives the core and awaits the rest: the only room that awaits across rooms."""
+
+from asyncache.engine._cache import KVCache, WriteThrough
+from asyncache.engine._gates import Gates
+from asyncache.engine._limits import Limits
+from asyncache.engine._observe import (
+    Counters,
+    Event,
+    Observer,
+    Statistics,
+    StoreDown,
+    StoreFull,
+    TransferFailed,
+    TransferKind,
+)
+from asyncache.engine._reports import StepReport
+from asyncache.engine._request import Hit, Request
+
+__all__ = [
+    "Counters",
+    "Event",
+    "Gates",
+    "Hit",
+    "KVCache",
+    "Limits",
+    "Observer",
+    "Request",
+    "Statistics",
+    "StepReport",
+    "StoreDown",
+    "StoreFull",
+    "TransferFailed",
+    "TransferKind",
+    "WriteThrough",
+]

@@ -1,0 +1,6 @@
+"""Links a device to what is outside it: the transport contract and its standard form."""
+
+from asyncache.linkers._abc import Landed, Linker, Outcome
+from asyncache.linkers._store_linker import StoreLinker
+
+__all__ = ["Landed", "Linker", "Outcome", "StoreLinker"]

@@ -1,0 +1,6 @@
+"""Ranks agree: one minimum over int32 vectors a step."""
+
+from asyncache.ranks._abc import Group
+from asyncache.ranks._solo import SoloGroup
+
+__all__ = ["Group", "SoloGroup"]

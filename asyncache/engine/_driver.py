@@ -1,0 +1,185 @@
+"""The driver: owns the replica, makes its calls, casts and applies its verdicts.
+
+Synchronous, and lives in the thread of the step loop. Plans go out to the transfers
+through :class:`Plans`; votes come in through :meth:`Driver.vote`, which is all that a
+transfer, a clock or a client may ever do to the state.
+
+With one rank there is nothing to wait for: :meth:`Driver.settle` applies votes until
+none is left. It runs at the end of each call, once by ``call_soon`` after votes from
+elsewhere, and never nested, so no effect ever finds the core half-way through a change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
+
+from asyncache.core import (
+    AskStore,
+    Ended,
+    Fact,
+    InvariantError,
+    OfferOffload,
+    Replica,
+    Restored,
+    Settled,
+    Shortened,
+    StartLoad,
+    StartOffload,
+    Stop,
+    Votes,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Told = Restored | Settled | Shortened | Ended
+Started = AskStore | StartLoad | StartOffload | OfferOffload | Stop
+
+
+class Plans(Protocol):
+    """Where plans go: the transfers, on whatever loop they live."""
+
+    def start(self, plan: Started) -> None:
+        """Begin, or stop, a transfer; may vote at once, but makes no call."""
+
+
+class Driver:
+    """One rank's replica, and the only one who touches it.
+
+    Args:
+        replica: Owned from now on.
+        plans: Gets each plan as it is made.
+        tell_request: Gets what happens to requests.
+        tell_observer: Gets facts; runs last, and may call back.
+        on_settled: Called when nothing is left to apply.
+        wake: Arranges that :meth:`settle` is called soon in the driver's thread.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        plans: Plans,
+        tell_request: Callable[[Told], None],
+        tell_observer: Callable[[Fact], None],
+        on_settled: Callable[[], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.replica = replica
+        self._plans = plans
+        self._tell_request = tell_request
+        self._tell_observer = tell_observer
+        self._on_settled = on_settled
+        self._wake = wake
+        self._votes = Votes()
+        self._is_fresh = False
+        self._is_settling = False
+        self._facts: deque[Fact] = deque()
+        self._open_brackets: dict[int, None] = {}
+        self._last_bracket = 0
+        self.failure: InvariantError | None = None
+        self.num_late = 0
+
+    def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Make a call on the replica, and carry out what follows.
+
+        Raises:
+            InvariantError: If the replica broke a law, now or earlier: it is over.
+        """
+        if self.failure is not None:
+            raise self.failure
+        try:
+            result = method(*args, **kwargs)
+        except InvariantError as error:
+            self.failure = error
+            raise
+        self.settle()
+        return result
+
+    # Votes: what this rank learns by itself.
+
+    def sink(self, seq: int, claim: int) -> None:
+        """Vouch for no more than ``claim`` of a transaction."""
+        if self._may_vote(seq):
+            self._votes.sink(seq, claim)
+
+    def quiet(self, seq: int) -> None:
+        """Promise not to touch a transaction's pages again."""
+        if self._may_vote(seq):
+            self._votes.quiet(seq)
+
+    def answer(self, seq: int, boundaries: list[int]) -> None:
+        """Say which boundaries a lookup found restorable."""
+        if self._may_vote(seq):
+            self._votes.answer(seq, boundaries)
+        else:
+            # Its deadline, or its request's end, was first: nobody asks any more.
+            self.num_late += 1
+
+    def _may_vote(self, seq: int) -> bool:
+        if not self.replica.is_open(seq):
+            return False
+        self._changed()
+        return True
+
+    def _changed(self) -> None:
+        if not self._is_fresh:
+            self._is_fresh = True
+            if not self._is_settling:
+                self._wake()
+
+    # Brackets finish in order: the ballot has room for one number.
+
+    def open_bracket(self, number: int) -> None:
+        """Take note that a forward has begun."""
+        self._open_brackets[number] = None
+        self._last_bracket = number
+
+    def finish_bracket(self, number: int) -> None:
+        """Take note that a forward touches its pages no more."""
+        del self._open_brackets[number]
+        oldest = next(iter(self._open_brackets), self._last_bracket + 1)
+        self._votes.finished = oldest - 1
+        self._changed()
+
+    # The one door through which verdicts are applied.
+
+    def settle(self) -> None:
+        """Apply votes and carry out effects until there is nothing left."""
+        if self._is_settling or self.failure is not None:
+            return
+        self._is_settling = True
+        try:
+            self._carry_out()
+            while self._is_fresh:
+                self._apply()
+                self._carry_out()
+        except InvariantError as error:
+            # The embedder's task is not to blame: the next call of anyone raises this.
+            self.failure = error
+        finally:
+            self._is_settling = False
+        self._on_settled()
+
+    def _apply(self) -> None:
+        self._is_fresh = False
+        ballot = self.replica.ballot()
+        self.replica.apply(ballot, self._votes.fill(ballot))
+        for seq in self._votes.said():
+            if not self.replica.is_open(seq):
+                self._votes.forget(seq)
+
+    def _carry_out(self) -> None:
+        """Run effects in order, observers last, until nobody has more to say."""
+        while True:
+            for effect in self.replica.take_effects():
+                if isinstance(effect, Fact):
+                    self._facts.append(effect)
+                elif isinstance(effect, Restored | Settled | Shortened | Ended):
+                    self._tell_request(effect)
+                else:
+                    self._plans.start(effect)
+            if not self._facts:
+                return
+            self._tell_observer(self._facts.popleft())

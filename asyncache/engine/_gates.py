@@ -1,0 +1,141 @@
+"""Gates: which layers of a hit have landed, for a forward that runs meanwhile.
+
+A load's progress is one number, the layers that have landed; a gate is open when every
+load that it watches has passed it or is over. Gates never raise in a forward and they
+open after ``Limits.gate_s`` whatever happens: what was computed over bytes that never
+came is undone when the load ends, because its request is not ``settled`` before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import anyio
+
+from asyncache.core import OrderError
+
+
+class Progress:
+    """How far one load has come, layer by layer."""
+
+    __slots__ = ("is_over", "num_landed", "seq")
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.num_landed = 0
+        self.is_over = False
+
+
+class Board:
+    """All loads of a cache and everyone who waits for their layers.
+
+    Loads advance on the event loop; forwards wait there or in a thread of their own.
+    """
+
+    def __init__(self, gate_s: float, give_up: Callable[[int], None]) -> None:
+        self.gate_s = gate_s
+        self.give_up = give_up
+        self.home = threading.get_ident()
+        self.changed = threading.Condition()
+        self._loads: dict[int, Progress] = {}
+        self._waiters: set[anyio.Event] = set()
+
+    def begin(self, seq: int) -> Progress:
+        """Return the progress of a load that has begun, or will."""
+        return self._loads.setdefault(seq, Progress(seq))
+
+    def progress(self, seq: int, *, started: bool) -> Progress | None:
+        """Return a load's progress; None if all that was to land here has."""
+        return self._loads.get(seq) if started else self.begin(seq)
+
+    def landed(self, seq: int, layer: int) -> None:
+        """Take note that a layer of a load has landed, and all before it."""
+        load = self._loads.get(seq)
+        if load is not None:
+            load.num_landed = layer + 1
+            self._notify()
+
+    def end(self, seq: int) -> None:
+        """Take note that a load is over: its gates are open."""
+        load = self._loads.pop(seq, None)
+        if load is not None:
+            load.is_over = True
+            self._notify()
+
+    def add_waiter(self, event: anyio.Event) -> None:
+        """Set an event at the next change."""
+        self._waiters.add(event)
+
+    def drop_waiter(self, event: anyio.Event) -> None:
+        """Forget an event."""
+        self._waiters.discard(event)
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+        waiters, self._waiters = self._waiters, set()
+        for event in waiters:
+            event.set()
+
+
+class Gates:
+    """The layers of some requests' hits: wait for one before reading its pages."""
+
+    def __init__(self, board: Board, loads: Sequence[Progress]) -> None:
+        self._board = board
+        self._loads = list(loads)
+
+    def __repr__(self) -> str:
+        """Show how far the slowest load has come."""
+        return f"<Gates {self.num_open} layers of {len(self._loads)} loads>"
+
+    @property
+    def num_open(self) -> float:
+        """Leading layers whose gates are open; infinity once all loads are over."""
+        running = [load.num_landed for load in self._loads if not load.is_over]
+        return min(running, default=float("inf"))
+
+    def is_open(self, layer: int) -> bool:
+        """Whether a layer's pages may be read."""
+        return all(load.is_over or load.num_landed > layer for load in self._loads)
+
+    async def wait(self, layer: int) -> None:
+        """Wait until a layer's pages may be read, at most ``Limits.gate_s`` seconds."""
+        with anyio.move_on_after(self._board.gate_s):
+            while not self.is_open(layer):
+                event = anyio.Event()
+                self._board.add_waiter(event)
+                try:
+                    await event.wait()
+                finally:
+                    self._board.drop_waiter(event)
+        self._give_up(layer)
+
+    def wait_blocking(self, layer: int) -> None:
+        """Do as :meth:`wait`, in the thread that runs the forward.
+
+        Raises:
+            OrderError: If called on the event loop's thread and the gate is shut: the
+                load could never end.
+        """
+        if self.is_open(layer):
+            return
+        if threading.get_ident() == self._board.home:
+            raise OrderError("wait_blocking() on the event loop's thread: await wait()")
+        until = time.monotonic() + self._board.gate_s
+        with self._board.changed:
+            while not self.is_open(layer):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._board.changed.wait(left)
+        self._give_up(layer)
+
+    def _give_up(self, layer: int) -> None:
+        """Open the gate for good: a load that is this late counts as failed."""
+        for load in self._loads:
+            if not load.is_over and load.num_landed <= layer:
+                load.is_over = True
+                self._board.give_up(load.seq)

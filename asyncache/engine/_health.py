@@ -1,0 +1,61 @@
+"""When to leave a store alone. A clock decides here, so it may only move votes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncache.engine._limits import Limits
+from asyncache.engine._observe import Event, StoreDown, StoreFull
+
+
+class Health:
+    """Counts failures in a row, and says how long to wait before the next try.
+
+    Args:
+        limits: How many failures, how many seconds.
+        clock: Seconds, monotonic.
+        tell: Takes an event.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._tell = tell
+        self._num_failures = 0
+        self._down_until = 0.0
+        self._full_until = 0.0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the store is not to be asked at all."""
+        return self._clock() < self._down_until
+
+    def offload_delay_s(self, attempts: int) -> float:
+        """Return the seconds to wait before an offload, after so many failures."""
+        wait_until = max(self._down_until, self._full_until)
+        backoff = self._limits.retry_s * 2 ** (attempts - 1) if attempts else 0.0
+        return max(0.0, wait_until - self._clock(), backoff)
+
+    def succeeded(self) -> None:
+        """Take note of an answer."""
+        self._num_failures = 0
+
+    def failed(self) -> None:
+        """Take note of no answer."""
+        self._num_failures += 1
+        if self._num_failures >= self._limits.breaker_failures and not self.is_down:
+            retry_s = self._limits.breaker_s
+            self._down_until = self._clock() + retry_s
+            self._tell(StoreDown(self._num_failures, retry_s))
+
+    def rejected(self, num_pages: int) -> None:
+        """Take note that the store is full."""
+        retry_s = self._limits.breaker_s
+        if self._clock() >= self._full_until:
+            self._tell(StoreFull(num_pages, retry_s))
+        self._full_until = self._clock() + retry_s

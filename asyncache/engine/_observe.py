@@ -1,0 +1,138 @@
+"""What a cache tells about itself: events as they happen, statistics when asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum, auto
+from typing import Protocol
+
+from asyncache.core import Fact, FactKind, ReplicaStatistics
+
+
+class TransferKind(Enum):
+    """What a transfer was doing."""
+
+    LOOKUP = auto()
+    LOAD = auto()
+    OFFLOAD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """A transfer ended otherwise than it should; the cache goes on without it.
+
+    ``error`` is what the store, linker or device raised; None if it only said that it
+    is unavailable.
+    """
+
+    kind: TransferKind
+    num_pages: int
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFull:
+    """The store refused pages; it is left alone for ``retry_s`` seconds."""
+
+    num_pages: int
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDown:
+    """Transfers failed in a row; the store is left alone for ``retry_s`` seconds."""
+
+    num_failures: int
+    retry_s: float
+
+
+Event = Fact | TransferFailed | StoreFull | StoreDown
+
+
+class Observer(Protocol):
+    """Gets every event, after the change that it tells of is complete.
+
+    It runs on the event loop between two changes and may call the cache. What it
+    raises goes to the loop's exception handler and to nobody else.
+    """
+
+    def on_event(self, event: Event) -> None:
+        """Take note of an event; must not block."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since the cache was opened, in pages unless they say otherwise."""
+
+    restores: int = 0
+    lookup_tokens: int = 0
+    device_tokens: int = 0
+    store_tokens: int = 0
+    loaded_pages: int = 0
+    loaded_bytes: int = 0
+    cut_pages: int = 0
+    published_pages: int = 0
+    stored_pages: int = 0
+    stored_bytes: int = 0
+    offloads_failed: int = 0
+    forgotten_pages: int = 0
+    evicted_pages: int = 0
+    evicted_unsaved_pages: int = 0
+    shortened: int = 0
+    aborted: int = 0
+    closed: int = 0
+    late_completions: int = 0
+    transfers_failed: int = 0
+
+    def count(self, fact: Fact, bytes_a_page: int) -> None:
+        """Add a fact of the core."""
+        match fact.kind:
+            case FactKind.LANDED:
+                self.loaded_pages += fact.num_pages
+                self.loaded_bytes += fact.num_pages * bytes_a_page
+            case FactKind.LOAD_CUT:
+                self.cut_pages += fact.num_pages
+            case FactKind.STORED:
+                self.stored_pages += fact.num_pages
+                self.stored_bytes += fact.num_pages * bytes_a_page
+            case FactKind.OFFLOAD_FAILED:
+                self.offloads_failed += 1
+            case FactKind.OFFLOAD_FORGOTTEN:
+                self.forgotten_pages += fact.num_pages
+            case FactKind.EVICTED:
+                self.evicted_pages += fact.num_pages
+            case FactKind.EVICTED_UNSAVED:
+                self.evicted_unsaved_pages += fact.num_pages
+            case FactKind.PUBLISHED:
+                self.published_pages += fact.num_pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot of a cache; counters never fall and are never reset.
+
+    Args:
+        replica: Pages by state, nodes, open transactions, promises.
+        counters: Sums since the cache was opened. ``lookup_tokens`` were asked for in
+            restores, of which ``device_tokens`` were resident and ``store_tokens``
+            agreed to be loaded. ``late_completions`` came for what had ended.
+        transfers: Transfers that run now.
+    """
+
+    replica: ReplicaStatistics
+    counters: Counters
+    transfers: int
+
+    @property
+    def leaked_pages(self) -> int:
+        """Pages that no open request, load or forward accounts for; always 0 at rest.
+
+        At rest nothing is open: each page is free or in the tree.
+        """
+        pools = self.replica.pools.values()
+        return sum(pool.request + pool.transit + pool.quarantine for pool in pools)
+
+
+def snapshot(counters: Counters) -> Counters:
+    """Return a copy that no longer changes."""
+    return Counters(**{f.name: getattr(counters, f.name) for f in fields(counters)})

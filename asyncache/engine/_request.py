@@ -1,0 +1,323 @@
+"""A request's scope: what a handler holds from the first lookup to the last token.
+
+Leaving the scope is synchronous and never fails: it is a vote, and with one rank it is
+applied at once. A normal end closes the request; an exception, a cancellation of either
+kind, or a generator that is closed aborts it. In every case its pages, its pins and its
+part in transfers go back, and what something still writes waits in quarantine.
+"""
+
+from __future__ import annotations
+
+import warnings
+from array import array
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from asyncache.core import (
+    AbortedError,
+    ClosedError,
+    Namespace,
+    OrderError,
+    RequestState as State,
+)
+from asyncache.engine._gates import Gates, Progress
+from asyncache.engine._tokens import TokenSource, pack
+
+if TYPE_CHECKING:
+    from asyncache.engine._runtime import Runtime
+
+
+class Hit:
+    """The leading tokens of a prompt that need no computing."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._agreed = anyio.Event()
+        self._settled = anyio.Event()
+        self._loads: list[Progress] = []
+        self._num_device_tokens = 0
+
+    def __repr__(self) -> str:
+        """Show how long the hit is and whether it is final."""
+        state = "settled" if self.is_settled else "provisional"
+        return f"<Hit {self.num_tokens} tokens, {state}>"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the hit, a multiple of ``page_tokens`` below the prompt's length.
+
+        It may sink until the hit is settled, never afterwards.
+        """
+        return self._request._hit_tokens()
+
+    @property
+    def device_tokens(self) -> int:
+        """Tokens of it that were resident when the restore was agreed."""
+        return min(self._num_device_tokens, self.num_tokens)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of it has landed, or its end has come."""
+        return self._settled.is_set()
+
+    @property
+    def gates(self) -> Gates:
+        """The gates of its layers, for a forward that starts before it is settled."""
+        return self._request._runtime.gates(self._loads)
+
+    async def wait(self) -> Self:
+        """Wait until the hit is settled, at most until the restore's deadline.
+
+        Raises:
+            ClosedError: If the request ended meanwhile.
+        """
+        await self._settled.wait()
+        self._request._check_open()
+        return self
+
+
+class Request:
+    """One prompt and its pages, for as long as the scope lasts.
+
+    Made by :meth:`KVCache.request` and used in a ``with`` block, once. All calls come
+    from the loop of the cache. A call after the end raises ClosedError, or AbortedError
+    if it was aborted.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tokens: bytes,
+        *,
+        namespace: Namespace,
+        num_reserve_tokens: int,
+    ) -> None:
+        self._runtime = runtime
+        self._tokens = tokens
+        self._namespace = namespace
+        self._num_reserve_tokens = num_reserve_tokens
+        self._state: State | None = None
+        self._end: ClosedError | None = None
+        self._hit: Hit | None = None
+        self._is_restoring = False
+
+    def __repr__(self) -> str:
+        """Show what the request holds."""
+        if self._state is None:
+            return "<Request, not entered>"
+        if self._end is not None:
+            return f"<Request {self._state.seq}, {type(self._end).__name__}>"
+        return (
+            f"<Request {self._state.seq}: {self.num_tokens} tokens,"
+            f" {self._hit_tokens()} hit, {self._state.extent} with pages>"
+        )
+
+    def __enter__(self) -> Self:
+        """Open the request; it holds nothing yet.
+
+        Raises:
+            OrderError: If the scope was entered before.
+            TooManyRequestsError: If ``Limits.requests`` are open.
+            OutOfPagesError: If the prompt can never fit the pool.
+        """
+        if self._state is not None:
+            raise OrderError("a request's scope is entered once")
+        self._state = self._runtime.open(
+            self, self._tokens, self._namespace, self._num_reserve_tokens
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._finish(aborted=kind is not None)
+
+    def __del__(self) -> None:
+        if self._state is not None and self._end is None:
+            warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
+            self._runtime.abandon(self._state)
+
+    # What it is now.
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and what was appended."""
+        return self._open_state().num_tokens
+
+    @property
+    def page_table(self) -> Mapping[str, array[int]]:
+        """Page ids by pool: position -> page, int32, shape [num_pages_so_far].
+
+        Owned by the cache and grown in place by :meth:`extend`. An id never changes
+        while the request is open; a hit that is cut, :meth:`truncate` and
+        :meth:`suspend` make the table shorter. -1 where a window needs no page. Do not
+        hold a buffer of it across calls: it could not grow.
+        """
+        names = self._runtime.pool_names
+        return MappingProxyType(
+            dict(zip(names, self._open_state().tables, strict=True))
+        )
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether the pages of the whole prompt are promised: extend cannot fail."""
+        return bool(self._open_state().promise)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that its computing stands on has landed: its tokens are true."""
+        return not self._open_state().needs
+
+    # What it may do.
+
+    async def restore(self, *, deadline_s: float | None = None) -> Hit:
+        """Find the longest prefix that is resident or stored, and begin to load it.
+
+        Waits for a reservation of the whole prompt, then for the store's answer. The
+        hit that it returns may still be on its way: ``await hit.wait()``, or wait for
+        its gates layer by layer. Past the deadline it is what has landed by then;
+        without a reservation that is nothing, and :attr:`is_reserved` is False.
+
+        Args:
+            deadline_s: Seconds from now until the hit settles whatever happens; 0 for
+                what is resident now. ``Limits.restore_s`` if None.
+
+        Raises:
+            OrderError: If the request has computed already, or restores at this moment.
+            OutOfPagesError: If the tokens appended by now can never fit the pool.
+            ClosedError: If the request ended meanwhile.
+        """
+        state = self._open_state()
+        if self._is_restoring:
+            raise OrderError("a restore of this request is open already")
+        self._is_restoring = True
+        previous, self._hit = self._hit, Hit(self)
+        hit = self._hit
+        try:
+            self._runtime.restore(state, deadline_s)
+        except BaseException:
+            self._hit = previous
+            raise
+        else:
+            await self._wait_agreed(hit, state)
+        finally:
+            self._is_restoring = False
+        self._check_open()
+        return hit
+
+    async def _wait_agreed(self, hit: Hit, state: State) -> None:
+        try:
+            await hit._agreed.wait()
+        except BaseException:
+            # Cancelled, and the scope may go on: then it goes on with what is there.
+            self._runtime.give_up(state)
+            raise
+
+    def extend(self, num_tokens: int) -> int:
+        """Give the first ``num_tokens`` tokens pages; return how many were added.
+
+        Never fails within the reservation.
+
+        Raises:
+            OutOfPagesError: If there is no room now; nothing was changed.
+            OrderError: If a restore is open.
+            ValueError: If it falls, or exceeds the known tokens.
+        """
+        state = self._open_state()
+        return self._runtime.call(self._runtime.replica.extend, state, num_tokens)
+
+    def append(self, tokens: TokenSource) -> None:
+        """Add known tokens, such as the one just sampled.
+
+        Raises:
+            TypeError, ValueError: As for :meth:`KVCache.request`.
+        """
+        state = self._open_state()
+        self._runtime.call(self._runtime.replica.append, state, pack(tokens))
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget the tokens past ``num_tokens`` and give back the pages they had.
+
+        Raises:
+            OrderError: If a restore is open.
+            ValueError: If it is below what is shared, or above what is known.
+        """
+        state = self._open_state()
+        self._runtime.call(self._runtime.replica.truncate, state, num_tokens)
+
+    def commit(self, num_tokens: int) -> int:
+        """Share the whole pages of the first ``num_tokens``, which were computed.
+
+        Over a hit that is not settled this is only recorded: it happens when the hit
+        has landed, and not at all if it is cut.
+
+        Returns:
+            Tokens that are shared by now.
+
+        Raises:
+            ValueError: If it falls, or exceeds the tokens that have pages.
+        """
+        state = self._open_state()
+        return self._runtime.call(self._runtime.replica.commit, state, num_tokens)
+
+    def suspend(self) -> None:
+        """Give back pages, pins and reservation; keep the scope and the tokens.
+
+        What was committed stays resident while there is room. :meth:`restore` may be
+        called again.
+        """
+        state = self._open_state()
+        self._runtime.call(self._runtime.replica.suspend, state)
+        self._settle_hit()
+        self._hit = None
+
+    # Called by the runtime.
+
+    def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
+        hit = self._hit
+        if hit is not None:
+            hit._num_device_tokens = num_device_tokens
+            hit._loads = loads
+            hit._agreed.set()
+
+    def _loads(self) -> list[Progress]:
+        return [] if self._hit is None else self._hit._loads
+
+    def _settle_hit(self) -> None:
+        hit = self._hit
+        if hit is not None:
+            hit._agreed.set()
+            hit._settled.set()
+
+    def _told_ended(self, *, aborted: bool) -> None:
+        if self._end is None:
+            self._end = AbortedError("aborted") if aborted else ClosedError("closed")
+        self._settle_hit()
+
+    def _finish(self, *, aborted: bool) -> None:
+        if self._state is not None and self._end is None:
+            text = "the request was aborted" if aborted else "the request has ended"
+            self._end = (AbortedError if aborted else ClosedError)(text)
+            self._settle_hit()
+            self._runtime.finish(self._state, aborted=aborted)
+
+    def _hit_tokens(self) -> int:
+        if self._state is None:
+            return 0
+        return self._state.hit * self._runtime.page_tokens
+
+    def _check_open(self) -> None:
+        self._open_state()
+
+    def _open_state(self) -> State:
+        if self._end is not None:
+            raise type(self._end)(str(self._end))
+        if self._state is None:
+            raise OrderError("use the request in a with block")
+        return self._state

@@ -1,0 +1,292 @@
+"""What a cache and its requests share: driver, transfers and clocks on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+import anyio
+
+from asyncache.core import (
+    ClosedError,
+    Ended,
+    Fact,
+    InvariantError,
+    KVLayout,
+    Namespace,
+    OrderError,
+    Replica,
+    RequestState as State,
+    Restored,
+    Settled,
+    Shortened,
+)
+from asyncache.engine._driver import Driver, Started, Told
+from asyncache.engine._gates import Board, Gates, Progress
+from asyncache.engine._health import Health
+from asyncache.engine._limits import Limits, check_deadline
+from asyncache.engine._observe import Counters, Event, Observer
+from asyncache.engine._reports import Reports
+from asyncache.engine._request import Request
+from asyncache.engine._transfers import Transfers
+from asyncache.linkers import Linker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Runtime:
+    """One open cache: lives from its opening to its close, on one loop and thread."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        replica: Replica,
+        linker: Linker | None,
+        *,
+        limits: Limits,
+        observer: Observer | None,
+    ) -> None:
+        self.replica = replica
+        self.limits = limits
+        self.page_tokens = layout.page_tokens
+        self.pool_names = [pool.name for pool in layout.pools]
+        self.counters = Counters()
+        self._page_bytes = sum(layout.space(pool).page_bytes for pool in layout.pools)
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
+        self._deadlines: dict[int, asyncio.TimerHandle] = {}
+        self._resting: set[anyio.Event] = set()
+        self.reports: Reports | None = None
+        self.is_closed = False
+        self.board = Board(limits.gate_s, self._gate_timed_out)
+        self.health = Health(limits, self._loop.time, self.tell)
+        self.driver = Driver(
+            replica,
+            plans=self,
+            tell_request=self._told,
+            tell_observer=self._told_fact,
+            on_settled=self._check_rest,
+            wake=self._wake,
+        )
+        self.transfers: Transfers | None = None
+        if linker is not None:
+            self.transfers = Transfers(
+                linker,
+                votes=self.driver,
+                board=self.board,
+                health=self.health,
+                tell=self.tell,
+            )
+
+    # Calls.
+
+    def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Make a call on the replica from an embedder's task.
+
+        Raises:
+            ClosedError: If the cache is closed.
+            OrderError: If it comes from another thread than the cache's.
+            InvariantError: If the cache has failed.
+        """
+        self.check_usable()
+        return self.driver.call(method, *args, **kwargs)
+
+    def check_usable(self) -> None:
+        """Raise unless the cache may be called from here."""
+        if threading.get_ident() != self._thread:
+            raise OrderError("a call from another thread than the cache's loop")
+        if self.driver.failure is not None:
+            raise self.driver.failure
+        if self.is_closed:
+            raise ClosedError("the cache is closed")
+
+    def start(self, plan: Started) -> None:
+        """Hand a plan to the transfers; without a store there is none."""
+        assert self.transfers is not None
+        self.transfers.start(plan)
+
+    # Requests.
+
+    def open(
+        self,
+        request: Request,
+        tokens: bytes,
+        namespace: Namespace,
+        num_reserve_tokens: int,
+    ) -> State:
+        """Open a request in the core."""
+        state = self.call(
+            self.replica.open,
+            tokens,
+            namespace=namespace,
+            num_reserve_tokens=num_reserve_tokens,
+        )
+        self._requests[state.seq] = request
+        return state
+
+    def restore(self, state: State, deadline_s: float | None) -> None:
+        """Begin a restore, with a clock that ends it."""
+        after_s = check_deadline("deadline_s", deadline_s, self.limits.restore_s)
+        self.call(self.replica.restore, state, ask_store=after_s > 0)
+        self.counters.restores += 1
+        self.counters.lookup_tokens += state.num_tokens
+        if state.lookup is None and state.wait is None:
+            return
+        if after_s == 0:
+            self.give_up(state)
+        else:
+            self._deadlines[state.seq] = self._loop.call_later(
+                after_s, self._deadline, state
+            )
+
+    def _deadline(self, state: State) -> None:
+        del self._deadlines[state.seq]
+        if state.lookup is not None and state.lookup.asked:
+            self.health.failed()
+        self.give_up(state)
+
+    def give_up(self, state: State) -> None:
+        """Settle a restore on what there is: a vote, and the clock's only power."""
+        if state.lookup is not None:
+            if self.transfers is not None:
+                self.transfers.stop(state.lookup.seq)
+            self.driver.answer(state.lookup.seq, [])
+        elif state.wait is not None:
+            self.driver.sink(state.wait.seq, 0)
+        self.driver.settle()
+
+    def finish(self, state: State, *, aborted: bool) -> None:
+        """End a request: a vote, applied before this returns."""
+        if threading.get_ident() != self._thread:
+            self.abandon(state)
+            return
+        self._cancel_deadline(state)
+        if aborted:
+            self.driver.sink(state.seq, 0)
+        self.driver.quiet(state.seq)
+        self.driver.settle()
+
+    def abandon(self, state: State) -> None:
+        """End a request that nobody holds any more, from whatever thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._finish_abandoned, state)
+
+    def _finish_abandoned(self, state: State) -> None:
+        self.finish(state, aborted=True)
+
+    def _cancel_deadline(self, state: State) -> None:
+        timer = self._deadlines.pop(state.seq, None)
+        if timer is not None:
+            timer.cancel()
+
+    def end_all(self) -> None:
+        """Abort every open request: the cache closes."""
+        for request in list(self._requests.values()):
+            request._finish(aborted=True)  # noqa: SLF001 - scope and runtime are one
+        for timer in self._deadlines.values():
+            timer.cancel()
+        self._deadlines.clear()
+
+    # Gates.
+
+    def gates(self, loads: list[Progress]) -> Gates:
+        """Return the gates of some loads."""
+        return Gates(self.board, loads)
+
+    def _gate_timed_out(self, seq: int) -> None:
+        # From the thread of a forward, as likely as not.
+        self._loop.call_soon_threadsafe(self._fail_load, seq)
+
+    def _fail_load(self, seq: int) -> None:
+        self.driver.sink(seq, 0)
+        if self.transfers is not None:
+            self.transfers.stop(seq)
+
+    # Rest.
+
+    def _check_rest(self) -> None:
+        if self._resting and not self.replica.num_moving:
+            for event in self._resting:
+                event.set()
+
+    async def rest(self) -> None:
+        """Wait until nothing moves between device and store."""
+        if not self.replica.num_moving:
+            return
+        event = anyio.Event()
+        self._resting.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._resting.discard(event)
+
+    # What the driver tells.
+
+    def _wake(self) -> None:
+        self._loop.call_soon(self.driver.settle)
+
+    def _told(self, told: Told) -> None:
+        state = told.request
+        request = self._requests.get(state.seq)
+        match told:
+            case Restored(num_pages=hit):
+                self._restored(state, request, hit)
+            case Settled():
+                self._cancel_deadline(state)
+                if request is not None:
+                    request._settle_hit()  # noqa: SLF001 - scope and runtime are one
+                    if self.reports is not None:
+                        self.reports.landed(request)
+            case Shortened():
+                self.counters.shortened += 1
+                if request is not None and self.reports is not None:
+                    self.reports.shortened(request)
+            case Ended(aborted=aborted):
+                self._ended(state, request, aborted=aborted)
+
+    def _restored(self, state: State, request: Request | None, hit: int) -> None:
+        first = min((load.start for load in state.needs), default=hit)
+        device_tokens = first * self.page_tokens
+        self.counters.device_tokens += device_tokens
+        self.counters.store_tokens += hit * self.page_tokens - device_tokens
+        if request is not None:
+            loads = [
+                self.board.progress(load.seq, started=load.started)
+                for load in state.needs
+            ]
+            request._told_restored(  # noqa: SLF001 - scope and runtime are one
+                device_tokens, [load for load in loads if load is not None]
+            )
+
+    def _ended(self, state: State, request: Request | None, *, aborted: bool) -> None:
+        self._cancel_deadline(state)
+        if aborted:
+            self.counters.aborted += 1
+        else:
+            self.counters.closed += 1
+        if request is not None:
+            request._told_ended(aborted=aborted)  # noqa: SLF001 - one with its scope
+            if self.reports is not None:
+                self.reports.ended(request)
+
+    def _told_fact(self, fact: Fact) -> None:
+        self.counters.count(fact, self._page_bytes)
+        if self.reports is not None:
+            self.reports.count(fact)
+        self.tell(fact)
+
+    def tell(self, event: Event) -> None:
+        """Tell the observer; what it raises is its own affair."""
+        if self._observer is None:
+            return
+        try:
+            self._observer.on_event(event)
+        except Exception as error:  # noqa: BLE001 - foreign code, told to the loop
+            context = {"message": "a cache observer failed", "exception": error}
+            self._loop.call_exception_handler(context)

@@ -1,0 +1,71 @@
+"""The transport contract: how an engine reaches pages outside the device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
+
+Landed = Callable[[int], None]
+"""Called with a layer once its slices, and those of all layers before, have landed."""
+
+
+class Outcome(Enum):
+    """What became of an offload."""
+
+    STORED = auto()
+    """Every page is in the store."""
+    FAILED = auto()
+    """Some page is not, for now; a later attempt may store it."""
+    REJECTED = auto()
+    """The store will not keep it: it is full, or its pages are too large for it."""
+    PARENT_MISSING = auto()
+    """The page before the first is not in the store: that one has to go first."""
+
+
+class Linker(ABC):
+    """Moves pages between a device and a store, for one rank.
+
+    Each call is one transfer, run in a task of the engine. A call may be cancelled;
+    like one that returns, it ends only when nothing touches the plan's pages any more.
+    A page that is missing, late or corrupt is never an exception.
+    """
+
+    num_layers: int
+    """Layers that :data:`Landed` counts: the most that any pool has."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Make ready.
+
+        Raises:
+            StoreError: If the store cannot be used at all.
+        """
+
+    @abstractmethod
+    async def lookup(self, plan: LookupPlan) -> Sequence[Sequence[bool]]:
+        """Return for each of ``plan.asks`` whether each of its pages is stored."""
+
+    @abstractmethod
+    async def load(self, plan: LoadPlan, landed: Landed) -> int:
+        """Fill the plan's pages.
+
+        Args:
+            plan: Pages to fill; they are the transfer's until it ends.
+            landed: Called with each layer in order, as soon as every page has it. Not
+                called again once a page turned out bad.
+
+        Returns:
+            How many leading positions of the plan are good: all their pages hold the
+            bytes that were stored, verified.
+        """
+
+    @abstractmethod
+    async def offload(self, plan: OffloadPlan) -> Outcome:
+        """Store the plan's pages; they are pinned and still until the call ends."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Release what the linker holds. Closing twice is harmless."""

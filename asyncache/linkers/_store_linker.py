@@ -1,0 +1,189 @@
+"""A store and a device, linked: pages go straight from one to the other.
+
+Where the host can address the device's memory, the store reads into it and writes from
+it in place. Elsewhere pages pass through a bounded staging buffer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from asyncache.core import (
+    LoadPlan,
+    LookupPlan,
+    Moved,
+    OffloadPlan,
+    PageHash,
+    PageKey,
+    PageSpace,
+)
+from asyncache.devices import Device
+from asyncache.linkers._abc import Landed, Linker, Outcome
+from asyncache.linkers._staging import Staging
+from asyncache.stores import Status, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Pages of one pool, few enough to move at once."""
+
+    pool: str
+    space: PageSpace
+    start: int
+    pages: Sequence[int]
+    hashes: Sequence[PageHash]
+
+    @property
+    def keys(self) -> list[PageKey]:
+        """What the store calls these pages."""
+        space = self.space
+        return [PageKey(page_hash, space) for page_hash in self.hashes]
+
+
+class StoreLinker(Linker):
+    """Links a store and a device.
+
+    Args:
+        store: Where pages are kept; the linker opens and closes it.
+        device: Where pages are used; it stays the caller's.
+        rank: Which shard of each page this rank holds.
+        num_ranks: Shards of a page.
+        layer_groups: Parts that a load is cut into, layer by layer, so that a forward
+            may begin with the first layers while the others are on their way. Each
+            part costs a read a page.
+        batch_bytes: Bytes that one call to the store moves, at least a page.
+        num_staging: Staging buffers of ``batch_bytes``, where the device needs them.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        layer_groups: int = 1,
+        batch_bytes: int = 32 * 2**20,
+        num_staging: int = 4,
+    ) -> None:
+        layout = device.layout
+        self._spaces = [
+            layout.space(pool, rank=rank, num_ranks=num_ranks) for pool in layout.pools
+        ]
+        self.num_layers = max(space.num_layers for space in self._spaces)
+        if not 1 <= layer_groups <= self.num_layers:
+            raise ValueError(
+                f"layer_groups must be in [1, {self.num_layers}], not {layer_groups}"
+            )
+        largest = max(space.page_bytes for space in self._spaces)
+        if batch_bytes < largest:
+            raise ValueError(f"batch_bytes must hold a page, {largest}: {batch_bytes}")
+        self._store = store
+        self._device = device
+        self._batch_bytes = batch_bytes
+        self._layer_groups = layer_groups
+        self._staging = Staging(num_staging, batch_bytes)
+
+    async def open(self) -> None:
+        await self._store.open()
+
+    async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
+        keys = [
+            PageKey(page_hash, self._spaces[ask.pool])
+            for ask in plan.asks
+            for page_hash in ask.hashes
+        ]
+        found = iter(await self._store.contains(keys))
+        return [[next(found) for _ in ask.hashes] for ask in plan.asks]
+
+    async def load(self, plan: LoadPlan, landed: Landed) -> int:
+        batches = self._batches(plan.pieces)
+        good = plan.end
+        for layers in self._layer_runs():
+            for batch in batches:
+                if batch.start < good:
+                    good = min(good, await self._read(batch, layers))
+            if good == plan.end:
+                for layer in layers:
+                    landed(layer)
+        return good - plan.start
+
+    async def offload(self, plan: OffloadPlan) -> Outcome:
+        if plan.parent is not None:
+            parent = PageKey(plan.parent, self._spaces[plan.pieces[0].pool])
+            if not all(await self._store.contains([parent])):
+                return Outcome.PARENT_MISSING
+        for batch in self._batches(plan.pieces):
+            statuses = await self._write(batch)
+            if Status.REJECTED in statuses:
+                return Outcome.REJECTED
+            if any(status is not Status.HIT for status in statuses):
+                return Outcome.FAILED
+        return Outcome.STORED
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    def _layer_runs(self) -> list[range]:
+        count, groups = self.num_layers, self._layer_groups
+        edges = [count * group // groups for group in range(groups + 1)]
+        return [range(*run) for run in itertools.pairwise(edges)]
+
+    def _batches(self, pieces: Sequence[Moved]) -> list[Batch]:
+        """Cut pieces into batches, in the order of positions: a bad page ends the run."""
+        batches = [batch for piece in pieces for batch in self._cut(piece)]
+        return sorted(batches, key=lambda batch: batch.start)
+
+    def _cut(self, piece: Moved) -> Iterator[Batch]:
+        space = self._spaces[piece.pool]
+        step = max(1, self._batch_bytes // space.page_bytes)
+        for first in range(0, len(piece.pages), step):
+            run = slice(first, first + step)
+            start = piece.start + first
+            pages, hashes = piece.pages[run], piece.hashes[run]
+            yield Batch(space.pool, space, start, pages, hashes)
+
+    async def _read(self, batch: Batch, layers: range) -> int:
+        """Fill a batch; return the position of its first bad page, or its end."""
+        own = range(layers.start, min(layers.stop, batch.space.num_layers))
+        if not own:
+            return batch.start + len(batch.pages)
+        which = None if len(own) == batch.space.num_layers else own
+        device, pages = self._device, batch.pages
+        if device.host_addressable:
+            views = device.page_views(batch.pool, pages, which)
+            return _good_end(
+                batch, await self._store.get_into(batch.keys, views, which)
+            )
+        async with self._staging.borrow() as buffer:
+            views = _cut_buffer(buffer, len(pages), len(own) * batch.space.layer_bytes)
+            end = _good_end(batch, await self._store.get_into(batch.keys, views, which))
+            count = end - batch.start
+            await device.write_pages(batch.pool, pages[:count], views[:count], which)
+            return end
+
+    async def _write(self, batch: Batch) -> list[Status]:
+        device, pages = self._device, batch.pages
+        if device.host_addressable:
+            views = device.page_views(batch.pool, pages)
+            return await self._store.put(batch.keys, views)
+        async with self._staging.borrow() as buffer:
+            views = _cut_buffer(buffer, len(pages), batch.space.page_bytes)
+            await device.read_pages(batch.pool, pages, views)
+            return await self._store.put(batch.keys, views)
+
+
+def _good_end(batch: Batch, statuses: Sequence[Status]) -> int:
+    for index, status in enumerate(statuses):
+        if status is not Status.HIT:
+            return batch.start + index
+    return batch.start + len(statuses)
+
+
+def _cut_buffer(buffer: memoryview, count: int, size: int) -> list[list[memoryview]]:
+    return [[buffer[page * size : (page + 1) * size]] for page in range(count)]
