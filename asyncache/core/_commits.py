@@ -97,4 +97,4 @@ def _bracket(state: State, request: Request, path: list[Node]) -> None:
             state.pin(path[0])
             bracket.pins.append(path[0])
             for node in path:
-                node.written = bracket.number
+                node.written = max(node.written, bracket.number)

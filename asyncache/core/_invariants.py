@@ -127,8 +127,9 @@ def _check_request(state: State, request: Request) -> None:
     require(
         request.hit <= request.shared or not request.hit, "a hit is pinned", request
     )
-    needs = loads_under(state, request.anchor, request.shared)
-    require(needs == request.needs, "needs are what it stands on", request, needs)
+    if request.shared == request.hit:
+        needs = loads_under(state, request.anchor, request.hit)
+        require(needs == request.needs, "needs are what it stands on", request, needs)
     waits = bool(request.needs) and request.lookup is None
     require(waits == (request.wait is not None), "a wait has loads", request)
     require(not request.needs or request.hit == request.shared, "nothing published")
