@@ -106,8 +106,8 @@ async def _outlast(futures: Sequence[Future[None]], stop: Stop) -> None:
     for future in futures:
         future.cancel()
     with anyio.CancelScope(shield=True):
-        # Not under an except clause: anyio would find the scope's cancellation in the
-        # native one's __context__, and swallow both.
+        # What comes through the shield is native. It has to win over a scope's own
+        # cancellation: some versions of anyio swallow that one, and it with it.
         while not over.is_set():
             cancelled = await _cancellation_of(over) or cancelled
     raise cancelled

@@ -278,6 +278,16 @@ async def test_a_full_disk_rejects_what_has_no_room_and_recovers(tmp_path):
             assert await put(store, keys[-num_stored:]) == [Status.HIT] * num_stored
 
 
+async def test_a_full_disk_is_not_tried_again_in_the_same_batch(tmp_path):
+    large, small = new_keys(16, LARGE_SPACE), new_keys(1)
+    with mounted(tmp_path / "cache", "size=1m"):
+        async with FileStore(tmp_path / "cache") as store:
+            statuses = await put(store, [*small, *large, *small, *new_keys(1)])
+            assert statuses[0] is statuses[-2] is Status.HIT
+            assert statuses[-1] is Status.REJECTED
+            assert await put(store, new_keys(1)) == [Status.HIT]
+
+
 async def test_a_missing_descriptor_is_no_answer_and_not_a_miss(tmp_path):
     import resource
 
