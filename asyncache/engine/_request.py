@@ -272,8 +272,7 @@ class Request:
         What was committed stays resident while there is room. :meth:`restore` may be
         called again.
         """
-        state = self._open_state()
-        self._runtime.call(self._runtime.replica.suspend, state)
+        self._runtime.suspend(self._open_state())
         self._settle_hit()
         self._hit = None
 

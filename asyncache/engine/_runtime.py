@@ -161,6 +161,11 @@ class Runtime:
             self.driver.sink(state.wait.seq, 0)
         self.driver.settle()
 
+    def suspend(self, state: State) -> None:
+        """Take all back from a request; its clock too, or it would end a later restore."""
+        self.call(self.replica.suspend, state)
+        self._cancel_deadline(state)
+
     def finish(self, state: State, *, aborted: bool) -> None:
         """End a request: a vote, applied before this returns."""
         if threading.get_ident() != self._thread:
