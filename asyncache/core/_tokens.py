@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import NoReturn
 
 TOKEN_BYTES = 4
 MAX_TOKEN = 2**31 - 1
 
 Tokens = Iterable[int] | memoryview
+
+_INT32 = {"i", "<i", "=i"}
+_INTEGERS = _INT32 | set("bBhHIlLqQ")
 
 
 def pack_tokens(tokens: Tokens) -> bytes:
@@ -34,48 +39,34 @@ def pack_tokens(tokens: Tokens) -> bytes:
         raise ValueError("tokens are empty; at least 1 token is needed")
     # The top bit of each id: isascii() finds a set one at the speed of memchr.
     if not packed[3::4].isascii():
-        raise ValueError(f"token ids must be in [0, {MAX_TOKEN}], got a negative id")
+        _refuse_out_of_range(struct.unpack(f"<{len(packed) // 4}i", packed))
     return packed
 
 
 def _pack_ints(tokens: list[int]) -> bytes:
-    kinds = set(map(type, tokens))
-    if bool in kinds:
-        raise TypeError("tokens must be ints, got a bool")
+    # A bool packs as an int does, and so may any object that has an __index__.
+    for kind in set(map(type, tokens)):
+        if kind is bool or not issubclass(kind, Integral):
+            place = next(i for i, token in enumerate(tokens) if type(token) is kind)
+            raise TypeError(f"tokens must be ints, got {kind.__name__} at {place}")
     try:
         return struct.pack(f"<{len(tokens)}i", *tokens)
-    except struct.error as error:
-        for place, token in enumerate(tokens):
-            if type(token) is not int:
-                name = type(token).__name__
-                raise TypeError(
-                    f"tokens must be ints, got {name} at {place}"
-                ) from error
-            if not 0 <= token <= MAX_TOKEN:
-                raise ValueError(
-                    f"token ids must be in [0, {MAX_TOKEN}], got {token} at {place}"
-                ) from error
-        raise
+    except struct.error:
+        _refuse_out_of_range(tokens)
+
+
+def _refuse_out_of_range(tokens: Sequence[int]) -> NoReturn:
+    place = next(i for i, token in enumerate(tokens) if not 0 <= token <= MAX_TOKEN)
+    raise ValueError(
+        f"token ids must be in [0, {MAX_TOKEN}], got {tokens[place]} at {place}"
+    )
 
 
 def _pack_buffer(view: memoryview) -> bytes:
     if view.ndim != 1:
         raise ValueError(f"tokens must have 1 dimension, not {view.ndim}")
-    if view.format not in {
-        "b",
-        "B",
-        "h",
-        "H",
-        "i",
-        "I",
-        "l",
-        "L",
-        "q",
-        "Q",
-        "<i",
-        "=i",
-    }:
+    if view.format not in _INTEGERS:
         raise TypeError(f"tokens must be integers, not of format {view.format!r}")
-    if view.format in {"i", "<i", "=i"} and sys.byteorder == "little":
+    if view.format in _INT32 and sys.byteorder == "little":
         return view.tobytes()
     return _pack_ints(view.tolist())
