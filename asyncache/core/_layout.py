@@ -85,7 +85,7 @@ class WindowPool:
 
     def __post_init__(self) -> None:
         _check_pool(self)
-        _check_at_least_one("window_tokens", self.window_tokens)
+        check_at_least_one("window_tokens", self.window_tokens)
 
     @property
     def coverage(self) -> Coverage:
@@ -161,7 +161,11 @@ class KVLayout:
     pools: tuple[Pool, ...]
 
     def __post_init__(self) -> None:
-        _check_at_least_one("page_tokens", self.page_tokens)
+        for name in ("model", "revision"):
+            if not isinstance(getattr(self, name), str):
+                kind = type(getattr(self, name)).__name__
+                raise TypeError(f"{name} must be a str, not {kind}")
+        check_at_least_one("page_tokens", self.page_tokens)
         if not isinstance(self.pools, tuple):
             raise TypeError(f"pools must be a tuple, not {type(self.pools).__name__}")
         names = [pool.name for pool in self.pools]
@@ -215,10 +219,11 @@ def _check_pool(pool: Pool) -> None:
             f"dtype must be one of {sorted(ITEM_BYTES)}, not {pool.dtype!r}"
         )
     for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
-        _check_at_least_one(name, getattr(pool, name))
+        check_at_least_one(name, getattr(pool, name))
 
 
-def _check_at_least_one(name: str, value: int) -> None:
+def check_at_least_one(name: str, value: int) -> None:
+    """Raise unless a value is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < 1:
