@@ -26,7 +26,7 @@ loads, readies and offloads share the rest, and queue unstarted when it is full.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from asyncache.core._errors import TooManyRequestsError, require
@@ -40,17 +40,16 @@ UNPLACED = -1
 class Transaction:
     """Something that ranks must agree on before it ends."""
 
-    __slots__ = ("claim", "place", "quiet", "seq")
+    __slots__ = ("claim", "place", "seq")
 
     def __init__(self, claim: int) -> None:
         self.seq = 0
         self.place = UNPLACED
         self.claim = claim
-        self.quiet = False
 
     @property
     def started(self) -> bool:
-        """Whether ranks vote on it; before, it is queued and nothing was done for it."""
+        """Whether ranks vote on it; before, nothing was done for it."""
         return self.place != UNPLACED
 
     def __repr__(self) -> str:
@@ -174,15 +173,15 @@ class Piece(NamedTuple):
 
 
 class Load(Transaction):
-    """Pages on their way from the store; their bytes may be written until it is quiet."""
+    """Pages on their way from the store; anything may write them until it is quiet."""
 
     __slots__ = ("anchor", "end", "held", "interest", "pieces", "start")
 
-    def __init__(self, pieces: list[Piece]) -> None:
-        self.start = min(piece.start for piece in pieces)
-        self.end = max(piece.end for piece in pieces)
-        super().__init__(claim=self.end - self.start)
-        self.pieces = pieces
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(claim=end - start)
+        self.start = start
+        self.end = end
+        self.pieces: list[Piece] = []
         self.anchor: Node | None = None
         """Node at whose end the load ends; None once all of it was cut."""
         self.interest: dict[Request, None] = {}
@@ -223,8 +222,10 @@ class Bracket:
     number: int
     pins: list[Node]
     requests: dict[Request, None]
-    held: list[tuple[int, array[int]]]
+    held: list[tuple[int, array[int]]] = field(default_factory=list)
     """(pool, pages) released while this was the newest bracket."""
+    writes: list[tuple[Node, int]] = field(default_factory=list)
+    """(node, start) of what its requests published: it may still write up to there."""
 
 
 class Agenda:
@@ -265,9 +266,7 @@ class Agenda:
         self._enter(transaction, self.num_requests + transaction.request.place)
 
     def add(self, transaction: Transaction) -> None:
-        """Open a transaction; it starts, unless all places are taken, with the next
-        :meth:`start_queued`.
-        """
+        """Open a transaction; it starts once :meth:`start_queued` finds it a place."""
         self._enter(transaction, UNPLACED)
         self.queued[transaction.seq] = transaction
 

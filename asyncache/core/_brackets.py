@@ -21,7 +21,7 @@ def open_bracket(state: State, requests: Sequence[Request]) -> int:
     pins = [request.anchor for request in requests if request.anchor is not None]
     for node in pins:
         state.pin(node)
-    bracket = Bracket(state.num_brackets, pins, dict.fromkeys(requests), [])
+    bracket = Bracket(state.num_brackets, pins, dict.fromkeys(requests))
     state.brackets[bracket.number] = bracket
     return bracket.number
 

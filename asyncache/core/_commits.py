@@ -9,10 +9,10 @@ promise; the rest is *parked*, and tried again whenever something has changed.
 
 from __future__ import annotations
 
-from asyncache.core._agenda import Request
+from asyncache.core._agenda import Offload, Request
 from asyncache.core._effects import Fact, FactKind
 from asyncache.core._ledger import PageState
-from asyncache.core._offloads import consider
+from asyncache.core._offloads import offer_again
 from asyncache.core._reservations import move_anchor, try_pin
 from asyncache.core._state import State
 from asyncache.core._tree import Node, Walk
@@ -47,22 +47,23 @@ def _publish(state: State, request: Request) -> None:
         return
     base = node
     path = list(tree.above(node, shared))
-    for above in path:
-        _adopt_windows(state, request, above)
+    given = [above for above in path if _adopt_windows(state, request, above)]
     if node.end < end:
         node = tree.attach(node, key[node.end * tree.stride :])
         for pool in range(tree.num_pools):
             _give(state, request, node, pool)
         path.insert(0, node)
+        given.insert(0, node)
         state.effects.append(Fact(FactKind.PUBLISHED, node.end - node.start))
     move_anchor(state, request, node)
     state.unpin(base)
-    _bracket(state, request, path)
+    if given:
+        _bracket(state, request, given)
     for above in path:
         above.used = state.clock
         above.hits += 1
     for above in reversed(list(tree.above(node))):
-        consider(state, above)
+        offer_again(state, above)
 
 
 def _first_loading(state: State, walk: Walk, end: int) -> int:
@@ -73,12 +74,16 @@ def _first_loading(state: State, walk: Walk, end: int) -> int:
     return end
 
 
-def _adopt_windows(state: State, request: Request, node: Node) -> None:
-    """Give a node the window pages that it lacks and the request has."""
-    for pool, _ in state.tree.windows:
-        if node.pages[pool] is None:
-            _give(state, request, node, pool)
-            node.stored = node.stored and node.parent is None
+def _adopt_windows(state: State, request: Request, node: Node) -> bool:
+    """Give a node the window pages that it lacks; return whether there were any."""
+    # An offload that runs would call the node stored, without these pages.
+    if isinstance(node.offload, Offload):
+        return False
+    lacking = [pool for pool, _ in state.tree.windows if node.pages[pool] is None]
+    for pool in lacking:
+        _give(state, request, node, pool)
+        node.stored = False
+    return bool(lacking)
 
 
 def _give(state: State, request: Request, node: Node, pool: int) -> None:
@@ -90,11 +95,13 @@ def _give(state: State, request: Request, node: Node, pool: int) -> None:
     node.pages[pool] = pages
 
 
-def _bracket(state: State, request: Request, path: list[Node]) -> None:
+def _bracket(state: State, request: Request, given: list[Node]) -> None:
     """Keep pages in place that an open forward of this request may still write."""
     for bracket in state.brackets.values():
         if request in bracket.requests:
-            state.pin(path[0])
-            bracket.pins.append(path[0])
-            for node in path:
+            state.pin(given[0])
+            bracket.pins.append(given[0])
+            for node in given:
+                # Positions, for a split may leave half of the node to another.
+                bracket.writes.append((node, node.start))
                 node.written = max(node.written, bracket.number)

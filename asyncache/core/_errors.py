@@ -19,6 +19,8 @@ page that is missing, late or corrupt is never an error: it makes a hit shorter.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class AsyncacheError(Exception):
     """Base of every error that asyncache raises on purpose."""
@@ -73,4 +75,9 @@ class InvariantError(AsyncacheError):
 def require(holds: bool, law: str, *facts: object) -> None:  # noqa: FBT001 - a law's truth
     """Raise :class:`InvariantError` naming the law and the facts unless it holds."""
     if not holds:
-        raise InvariantError(" ".join([law, *map(repr, facts)]))
+        broken(law, *facts)
+
+
+def broken(law: str, *facts: object) -> NoReturn:
+    """Raise :class:`InvariantError` naming a law that is broken, and the facts."""
+    raise InvariantError(" ".join([law, *map(repr, facts)]))

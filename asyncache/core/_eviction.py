@@ -47,7 +47,7 @@ class Leaves:
                 self._rebuild()
 
     def pop(self) -> Node | None:
-        """Return the leaf that goes first, which the caller evicts; None if there is none."""
+        """Return the leaf that the caller is to evict; None if there is none."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
             if is_evictable(node) and self._policy(node) == key:

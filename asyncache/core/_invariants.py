@@ -7,7 +7,18 @@ Promises are kept. What is open has a place, and what is done has none.
 
 from __future__ import annotations
 
-from asyncache.core._agenda import Load, Lookup, Offload, Ready, Request, Wait
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+
+from asyncache.core._agenda import (
+    Bracket,
+    Load,
+    Lookup,
+    Offload,
+    Ready,
+    Request,
+    Transaction,
+)
 from asyncache.core._errors import require
 from asyncache.core._ledger import PageState
 from asyncache.core._reservations import loads_under
@@ -33,33 +44,11 @@ def check(state: State) -> None:
 
 def _check_pages(state: State) -> None:
     places: list[dict[int, PageState]] = [{} for _ in state.ledgers]
-
-    def put(pool: int, page: int, held: PageState) -> None:
-        twice = page in places[pool]
-        require(not twice, "a page is in one place", pool, page, held)
-        places[pool][page] = held
-
-    for node in state.tree.nodes():
-        for pool, run in enumerate(node.pages):
-            held = PageState.TREE if node.loads[pool] is None else PageState.TRANSIT
-            for page in run or ():
-                put(pool, page, held)
-    for transaction in state.agenda.open.values():
-        if isinstance(transaction, Request):
-            for pool, table in enumerate(transaction.tables):
-                for page, mine in zip(table, transaction.own[pool], strict=True):
-                    if mine:
-                        put(pool, page, PageState.REQUEST)
-                for page in transaction.spare[pool]:
-                    put(pool, page, PageState.REQUEST)
-        elif isinstance(transaction, Load):
-            for pool, pages in transaction.held:
-                for page in pages:
-                    put(pool, page, PageState.QUARANTINE)
-    for bracket in state.brackets.values():
-        for pool, pages in bracket.held:
-            for page in pages:
-                put(pool, page, PageState.QUARANTINE)
+    for pool, pages, held in _holdings(state):
+        for page in pages:
+            twice = page in places[pool]
+            require(not twice, "a page is in one place", pool, page, held)
+            places[pool][page] = held
     for pool, ledger in enumerate(state.ledgers):
         ledger.check()
         for page in range(ledger.num_pages):
@@ -68,6 +57,25 @@ def _check_pages(state: State) -> None:
             require(
                 named is held, "the ledger knows the place", pool, page, named, held
             )
+
+
+def _holdings(state: State) -> Iterator[tuple[int, Sequence[int], PageState]]:
+    """Yield (pool, pages, state) of everything that holds pages."""
+    for node in state.tree.nodes():
+        for pool, run in enumerate(node.pages):
+            held = PageState.TREE if node.loads[pool] is None else PageState.TRANSIT
+            yield pool, run or (), held
+    for transaction in state.agenda.open.values():
+        if isinstance(transaction, Request):
+            for pool, own in enumerate(transaction.own):
+                mine = list(compress(transaction.tables[pool], own))
+                yield pool, mine, PageState.REQUEST
+                yield pool, transaction.spare[pool], PageState.REQUEST
+    owners: list[Load | Bracket] = list(state.brackets.values())
+    owners += [t for t in state.agenda.open.values() if isinstance(t, Load)]
+    for owner in owners:
+        for pool, pages in owner.held:
+            yield pool, pages, PageState.QUARANTINE
 
 
 def _check_node(state: State, node: Node) -> None:
@@ -107,13 +115,18 @@ def _check_locks(state: State) -> None:
             locked += node.end - node.start
     require(locked == state.tree.locked_pages, "locked pages", state.tree.locked_pages)
     owners: dict[Node, int] = {}
+    for node in _pinned(state):
+        owners[node] = owners.get(node, 0) + 1
+    require(owners == state.pins, "each pin has one owner", owners, state.pins)
+
+
+def _pinned(state: State) -> Iterator[Node]:
+    """Yield the node of each pin that something owns."""
     for transaction in state.agenda.open.values():
         if isinstance(transaction, Request | Load | Offload) and transaction.anchor:
-            owners[transaction.anchor] = owners.get(transaction.anchor, 0) + 1
+            yield transaction.anchor
     for bracket in state.brackets.values():
-        for node in bracket.pins:
-            owners[node] = owners.get(node, 0) + 1
-    require(owners == state.pins, "each pin has one owner", owners, state.pins)
+        yield from bracket.pins
 
 
 def _check_request(state: State, request: Request) -> None:
@@ -180,34 +193,77 @@ def _check_sums(state: State) -> None:
 
 def dump(state: State) -> tuple[object, ...]:
     """Return the whole state as values; equal dumps are equal replicas."""
-    nodes = [
-        (
-            node.serial,
-            node.start,
-            node.edge,
-            [None if run is None else bytes(run) for run in node.pages],
-            [None if load is None else load.seq for load in node.loads],
-            (node.used, node.locks, node.hits, node.stored, node.attempts),
-            None if node.offload is None else node.offload.seq,
-        )
-        for node in sorted(state.tree.nodes(), key=lambda node: node.serial)
-    ]
+    tree = state.tree
+    nodes = [_node(node) for node in sorted(tree.nodes(), key=lambda n: n.serial)]
+    roots = [(name, root.locks) for name, root in tree.roots.items()]
     agenda = [
         (type(t).__name__, t.seq, t.place, t.claim, _detail(t))
         for t in state.agenda.open.values()
     ]
+    brackets = [
+        (
+            (bracket.number, _serials(bracket.pins), bracket.held),
+            [(node.serial, start) for node, start in bracket.writes],
+            [request.seq for request in bracket.requests],
+        )
+        for bracket in state.brackets.values()
+    ]
+    lists = (
+        list(state.agenda.queued),
+        list(state.waiting),
+        list(state.parked),
+        _serials(state.dirty),
+    )
+    sums = (
+        (state.clock, state.promised, state.num_offloading, state.store_attached),
+        (state.num_brackets, state.num_finished, state.digest),
+        (tree.num_nodes, tree.locked_pages),
+    )
     ledgers = tuple(ledger.dump() for ledger in state.ledgers)
-    sums = (state.clock, state.promised, state.digest, list(state.waiting))
-    rest = (list(state.parked), [node.serial for node in state.dirty], sums)
-    return (nodes, agenda, ledgers, rest, list(state.brackets))
+    return (roots, nodes, agenda, brackets, lists, sums, ledgers)
 
 
-def _detail(transaction: object) -> object:
-    if isinstance(transaction, Request):
-        tables = [bytes(table) for table in transaction.tables]
-        return (tables, transaction.hit, transaction.extent, transaction.want)
-    if isinstance(transaction, Load):
-        return ([request.seq for request in transaction.interest], transaction.end)
-    if isinstance(transaction, Lookup | Wait):
-        return transaction.request.seq
-    return None
+def _serials(nodes: Iterable[Node]) -> list[int]:
+    return [node.serial for node in nodes]
+
+
+def _serial(node: Node | None) -> int | None:
+    return None if node is None else node.serial
+
+
+def _node(node: Node) -> tuple[object, ...]:
+    return (
+        (node.serial, _serial(node.parent), node.start, node.edge),
+        [None if run is None else bytes(run) for run in node.pages],
+        [None if load is None else load.seq for load in node.loads],
+        (node.used, node.locks, node.hits, node.written, node.stored, node.attempts),
+        None if node.offload is None else node.offload.seq,
+    )
+
+
+def _detail(transaction: Transaction) -> object:
+    match transaction:
+        case Request():
+            return _request(transaction)
+        case Load():
+            waiters = [request.seq for request in transaction.interest]
+            span = (transaction.start, transaction.end, _serial(transaction.anchor))
+            return (waiters, span, transaction.pieces, transaction.held)
+        case Lookup(start=start, covered=covered, end=end, asked=asked):
+            return (transaction.request.seq, start, covered, end, asked)
+        case Ready(start=start, anchor=anchor) | Offload(start=start, anchor=anchor):
+            return (start, _serial(anchor))
+        case _:
+            return None
+
+
+def _request(request: Request) -> tuple[object, ...]:
+    return (
+        (bytes(request.tokens), request.root_hash, _serial(request.anchor)),
+        [bytes(table) for table in request.tables],
+        [bytes(own) for own in request.own],
+        [bytes(spare) for spare in request.spare],
+        (request.hit, request.extent, request.committed, request.want),
+        (request.num_reserve, request.promise, request.remainder, request.barred),
+        [load.seq for load in request.needs],
+    )

@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Iterable
 from enum import IntEnum
 
-from asyncache.core._errors import require
+from asyncache.core._errors import broken, require
 
 
 class PageState(IntEnum):
@@ -102,9 +102,7 @@ class Ledger:
         state, count = self._state, 0
         for page in pages:
             if state[page] != was:
-                require(
-                    False, "a page is where its holder says", page, state[page], was
-                )
+                broken("a page is where its holder says", page, state[page], was)
             state[page] = now
             count += 1
         self._num[was] -= count

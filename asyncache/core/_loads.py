@@ -29,7 +29,7 @@ from asyncache.core._effects import (
     StartLoad,
     Stop,
 )
-from asyncache.core._errors import require
+from asyncache.core._errors import broken
 from asyncache.core._hashes import PageHash
 from asyncache.core._ledger import PageState
 from asyncache.core._reservations import demote, move_anchor, rest_on, trim_spare
@@ -52,10 +52,7 @@ def begin_load(state: State, request: Request, end: int) -> None:
         node = _attach(state, request, node, key, stop)
         fills += [(node, pool) for pool in tree.full]
         fills += [(node, pool) for pool, size in tree.windows if node.end > end - size]
-    load = _fill(state, fills)
-    load.anchor = node
-    state.pin(node)
-    state.agenda.add(load)
+    state.agenda.add(_fill(state, node, fills))
     rest_on(state, request, node, end)
 
 
@@ -85,16 +82,19 @@ def _attach(state: State, request: Request, above: Node, key: bytes, stop: int) 
     return node
 
 
-def _fill(state: State, fills: list[tuple[Node, int]]) -> Load:
-    """Take a page for each position and mark the nodes LOADING."""
-    pieces = []
+def _fill(state: State, anchor: Node, fills: list[tuple[Node, int]]) -> Load:
+    """Mark nodes LOADING and take a page for each of their positions."""
+    start = min(node.start for node, _ in fills)
+    load = Load(start, max(node.end for node, _ in fills))
+    # Marked and pinned first: else the eviction that makes room could take them.
+    for node, pool in fills:
+        node.loads[pool] = load
+    load.anchor = anchor
+    state.pin(anchor)
     for node, pool in fills:
         pages = state.take(pool, node.end - node.start, PageState.TRANSIT)
         node.pages[pool] = pages
-        pieces.append(Piece(pool, node.start, pages))
-    load = Load(pieces)
-    for node, pool in fills:
-        node.loads[pool] = load
+        load.pieces.append(Piece(pool, node.start, pages))
     return load
 
 
@@ -140,12 +140,7 @@ def withdraw(state: State, request: Request) -> None:
 
 def give_up(state: State, request: Request) -> None:
     """Put a request on what has landed by now; its loads go on for others, if any."""
-    needs = list(request.needs)
-    _resettle(state, request, resident=True)
-    for load in needs:
-        if not load.interest:
-            cut(state, load, load.start)
-    demote(state, [request])
+    _put_back(state, [request], resident=True)
 
 
 def cut(state: State, load: Load, position: int) -> None:
@@ -157,26 +152,19 @@ def cut(state: State, load: Load, position: int) -> None:
     doomed = {load: None} | {
         other: None for node in subtree for other in node.loads if other is not None
     }
-    affected = sorted(
-        {request for other in doomed for request in other.interest}, key=lambda r: r.seq
-    )
+    waiters = {request for other in doomed for request in other.interest}
+    affected = sorted(waiters, key=lambda request: request.seq)
     parent = None if top is None else top.parent
+    state.effects.append(Fact(FactKind.LOAD_CUT, load.end - position))
     if top is not None:
         state.tree.detach(top)
         _quarantine(state, subtree)
     for other in doomed:
         _shrink(state, other, position if other is load else other.start)
-    for request in affected:
-        _resettle(state, request, resident=False)
-    demote(state, affected)
-    for other in doomed:
         _stop_if_empty(state, other)
-    # What is left may be a boundary that nobody can use: its window was cut.
-    if load.anchor is not None and not load.interest:
-        cut(state, load, load.start)
+    _put_back(state, affected, resident=False)
     if parent is not None:
         state.leaves.offer(parent)
-    state.effects.append(Fact(FactKind.LOAD_CUT, load.end - position))
 
 
 def _topmost(state: State, load: Load, position: int) -> Node | None:
@@ -203,8 +191,7 @@ def _hold(state: State, node: Node, pool: int) -> None:
     load, run = node.loads[pool], node.pages[pool]
     assert run is not None
     if load is None:
-        require(False, "below LOADING there is only LOADING", node)
-        raise AssertionError
+        broken("below LOADING there is only LOADING", node)
     state.ledgers[pool].move(run, PageState.TRANSIT, PageState.QUARANTINE)
     load.held.append((pool, run))
     # The backbone stays marked: a detached node must never count as resident.
@@ -212,7 +199,7 @@ def _hold(state: State, node: Node, pool: int) -> None:
 
 
 def _shrink(state: State, load: Load, position: int) -> None:
-    """Give up window pages on resident nodes, and move the anchor up to ``position``."""
+    """Give up window pages on resident nodes, and move the anchor up."""
     tree, anchor = state.tree, load.anchor
     assert anchor is not None
     for pool, _ in tree.windows:
@@ -235,27 +222,42 @@ def _shrink(state: State, load: Load, position: int) -> None:
     load.end = max((piece.end for piece in load.pieces), default=load.start)
 
 
-def _resettle(state: State, request: Request, *, resident: bool) -> None:
-    """Put a request back on what the tree still has of its hit."""
+def _put_back(state: State, requests: list[Request], *, resident: bool) -> None:
+    """Put requests, oldest first, back on what the tree still has of their hits."""
+    needs = dict.fromkeys(load for request in requests for load in request.needs)
+    fallen = [r for r in requests if _fall(state, r, resident=resident)]
+    demote(state, fallen)
+    # A load whose boundary nobody can use any more: a window of it is gone.
+    for load in needs:
+        if not load.interest:
+            cut(state, load, load.start)
+    for request in fallen:
+        num_tokens = request.hit * state.tree.page_tokens
+        request.extent = min(request.extent, num_tokens)
+        request.committed = min(request.committed, num_tokens)
+        # A restore that is still open has told its request of no hit yet.
+        if request.lookup is None:
+            state.effects.append(Shortened(request, request.hit))
+        if not request.needs:
+            settle(state, request)
+
+
+def _fall(state: State, request: Request, *, resident: bool) -> bool:
+    """Put one request back; return whether its hit fell."""
     tree = state.tree
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: request.hit * tree.stride])
     hit = tree.boundary(walk, request.hit, resident=resident)
     if hit == request.hit:
-        return
+        return False
     for pool, spare in enumerate(request.spare):
         spare.extend(request.tables[pool][request.hit :])
     node = tree.end_at(root, walk, hit) if root is not None and hit else None
     rest_on(state, request, node, hit)
     trim_spare(state, request)
-    num_tokens = hit * tree.page_tokens
-    request.extent = min(request.extent, num_tokens)
-    request.committed = min(request.committed, num_tokens)
     request.want, request.barred = 0, True
     state.parked.pop(request.seq, None)
-    state.effects.append(Shortened(request, hit))
-    if not request.needs:
-        settle(state, request)
+    return True
 
 
 def _stop_if_empty(state: State, load: Load) -> None:

@@ -38,6 +38,13 @@ GOOD, FAILED, PARENT_MISSING = 1, 0, -1
 """What an offload's claim says."""
 
 
+def offer_again(state: State, node: Node) -> None:
+    """Queue a node that a commit walks, however often its offload has failed."""
+    if node.offload is None and node not in state.dirty:
+        node.attempts = 0
+    consider(state, node)
+
+
 def consider(state: State, node: Node) -> None:
     """Queue a node if it should be offloaded and its parent is stored."""
     parent = node.parent
@@ -48,28 +55,40 @@ def consider(state: State, node: Node) -> None:
         and not node.stored
         and node.offload is None
         and node.hits >= state.bounds.write_threshold
-        and node not in state.dirty
+        and node.attempts < state.bounds.offload_attempts
         and node.loads[state.tree.backbone] is None
     ):
-        node.attempts = 0
+        # One that is queued already keeps its turn.
         state.dirty[node] = None
 
 
 def open_readies(state: State) -> None:
     """Open a ready for dirty nodes, oldest first, as far as the bounds allow."""
-    for node in list(state.dirty):
+    queue = list(state.dirty)
+    for node in queue:
         if state.num_offloading >= state.bounds.offloads:
             return
-        parent = node.parent
-        assert parent is not None
-        if not parent.stored:
+        top = _topmost_unsaved(node)
+        if top is not node:
+            # Split since it was queued, or its parent turned out to be missing.
             del state.dirty[node]
+            if top not in state.dirty:
+                consider(state, top)
+                queue.extend([top] if top in state.dirty else [])
         elif node.written <= state.num_finished and _try_pin(state, node, node.start):
             _unpin(state, node)
             del state.dirty[node]
             node.offload = Ready(node)
             state.agenda.add(node.offload)
             state.num_offloading += 1
+
+
+def _topmost_unsaved(node: Node) -> Node:
+    """Return the ancestor that must be offloaded first; its children follow it."""
+    parent = node.parent
+    while parent is not None and not parent.stored:
+        node, parent = parent, parent.parent
+    return node
 
 
 def _try_pin(state: State, anchor: Node, start: int) -> bool:
@@ -104,7 +123,7 @@ def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:
     offload = None
     if not agreed:
         state.effects.append(Fact(FactKind.OFFLOAD_FORGOTTEN, anchor.end - ready.start))
-    elif _try_pin(state, anchor, ready.start):
+    elif _is_written(state, nodes) and _try_pin(state, anchor, ready.start):
         offload = Offload(anchor, ready.start)
         state.agenda.add(offload)
         state.num_offloading += 1
@@ -112,6 +131,11 @@ def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:
         node.offload = offload
     if agreed and offload is None:
         consider(state, nodes[-1])
+
+
+def _is_written(state: State, nodes: list[Node]) -> bool:
+    """Whether no open forward may still write a page of these nodes."""
+    return all(node.written <= state.num_finished for node in nodes)
 
 
 def start_offload(state: State, offload: Offload) -> None:
@@ -164,14 +188,13 @@ def _failed(state: State, nodes: list[Node], claim: int) -> None:
     state.effects.append(Fact(FactKind.OFFLOAD_FAILED, num_pages))
     parent = nodes[0].parent
     assert parent is not None
-    if claim == PARENT_MISSING and parent.parent is not None:
-        parent.stored = False
-        consider(state, parent)
-        return
     attempts = nodes[0].attempts + 1
     for node in nodes:
         node.attempts = attempts
-    if attempts < state.bounds.offload_attempts:
-        state.dirty[nodes[0]] = None
-    else:
+    if attempts >= state.bounds.offload_attempts:
         state.effects.append(Fact(FactKind.OFFLOAD_FORGOTTEN, num_pages))
+    if claim == PARENT_MISSING and parent.parent is not None:
+        parent.stored = False
+        consider(state, parent)
+    else:
+        consider(state, nodes[0])

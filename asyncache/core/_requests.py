@@ -41,11 +41,14 @@ def open_request(
     state: State, tokens: bytes, root_hash: PageHash, num_reserve_tokens: int
 ) -> Request:
     """Open a request that holds nothing yet."""
+    if num_reserve_tokens < 0:
+        raise ValueError(f"reserve_tokens must be at least 0, not {num_reserve_tokens}")
     num_tokens = len(tokens) // 4
     num_reserve = pages_of(state, num_tokens + num_reserve_tokens)
     _check_fits_pool(state, num_reserve)
     request = Request(tokens, root_hash, len(state.ledgers), num_reserve)
     state.agenda.add_request(request)
+    state.clock += 1
     root = state.tree.roots.get(root_hash)
     limit = restore_limit(state, request) * state.tree.stride
     state.touch(state.tree.walk(root, tokens[:limit]).path)
@@ -62,8 +65,7 @@ def restore(state: State, request: Request, *, ask_store: bool) -> None:
     if request.lookup is not None or request.wait is not None:
         raise OrderError("a restore of this request is open already")
     _size_reservation(state, request)
-    _release(state, request)
-    request.hit = 0
+    _start_over(state, request)
     begin_restore(state, request, ask_store=ask_store)
 
 
@@ -155,6 +157,7 @@ def commit(state: State, request: Request, num_tokens: int) -> int:
             f"commit of {num_tokens} tokens, but only {request.extent} have pages:"
             " extend() first"
         )
+    state.clock += 1
     request.committed = num_tokens
     request.want = max(request.want, num_tokens // state.tree.page_tokens)
     publish(state, request)
@@ -184,8 +187,7 @@ def truncate(state: State, request: Request, num_tokens: int) -> None:
 
 def suspend(state: State, request: Request) -> None:
     """Give back all that a request holds but its tokens, so that it can start over."""
-    _release(state, request)
-    request.hit = request.extent = request.committed = request.want = 0
+    _start_over(state, request)
     request.barred = False
 
 
@@ -201,6 +203,11 @@ def end_request(state: State, request: Request, *, aborted: bool) -> None:
 def is_parked(request: Request) -> bool:
     """Whether a commit waits for the request's own loads, which a normal end allows."""
     return bool(request.needs) and request.want > request.shared
+
+
+def _start_over(state: State, request: Request) -> None:
+    _release(state, request)
+    request.hit = request.extent = request.committed = request.want = 0
 
 
 def _release(state: State, request: Request) -> None:

@@ -8,6 +8,8 @@ promised never fails and requests that wait can never lock the pool.
 
 from __future__ import annotations
 
+from array import array
+
 from asyncache.core._agenda import Load, Request
 from asyncache.core._ledger import PageState
 from asyncache.core._state import State
@@ -22,8 +24,7 @@ def restore_limit(state: State, request: Request) -> int:
 def try_reserve(state: State, request: Request, *, match: bool) -> bool:
     """Promise a request its whole prompt if there is room, standing on what is there.
 
-    Args:
-        match: Whether to stand on the resident prefix; else the request computes all.
+    Without ``match`` it stands on nothing, and computes all of it.
     """
     tree, node, hit = state.tree, None, 0
     if match:
@@ -64,9 +65,7 @@ def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None
     for pool, window in state.tree.windows:
         # Below its window nothing keeps these pages in place.
         blank = max(0, hit - window)
-        table = request.tables[pool]
-        for position in range(blank):
-            table[position] = -1
+        request.tables[pool][:blank] = array("i", [-1]) * blank
     _stand(request, loads_under(state, node, hit))
     if node is not None:
         for above in state.tree.above(node):
@@ -129,15 +128,27 @@ def trim_spare(state: State, request: Request) -> None:
 def demote(state: State, requests: list[Request]) -> None:
     """Take promises back, youngest first, until they can all be kept again.
 
-    Needed only after a load was cut: its pages are in quarantine for as long as
-    something may still write them, and the requests that stood on them would need
-    others in their place.
+    Needed only after hits fell. Pages of a load that was cut are in quarantine for as
+    long as something may still write them, and the requests that stood on them would
+    need others in their place. A shorter hit may also pin a window that was evictable;
+    where even the promises do not make up for that, the hit is given up.
     """
-    for request in sorted(requests, key=lambda r: r.seq, reverse=True):
-        if state.least_slack() >= 0:
-            return
-        request.promise -= request.remainder
-        update_remainder(state, request)
+    youngest_first = sorted(requests, key=lambda r: r.seq, reverse=True)
+    for let_go in (_take_promise, _drop_hit):
+        for request in youngest_first:
+            if state.least_slack() >= 0:
+                return
+            let_go(state, request)
+
+
+def _take_promise(state: State, request: Request) -> None:
+    request.promise -= request.remainder
+    update_remainder(state, request)
+
+
+def _drop_hit(state: State, request: Request) -> None:
+    rest_on(state, request, None, 0)
+    _take_promise(state, request)
 
 
 def grant(state: State) -> list[Request]:

@@ -138,13 +138,13 @@ def agree(state: State, lookup: Lookup, boundary: int) -> None:
 
 def _stand_on(state: State, lookup: Lookup, boundary: int) -> None:
     request, tree = lookup.request, state.tree
-    root = tree.root(request.root_hash)
+    root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: boundary * tree.stride])
     resident = tree.boundary(walk, boundary)
     # What was evicted since the store was asked, it was not asked for.
     if resident < boundary and walk.covered >= min(lookup.covered, boundary):
         begin_load(state, request, boundary)
-    elif resident > request.hit:
+    elif root is not None and resident > request.hit:
         rest_on(state, request, tree.end_at(root, walk, resident), resident)
 
 

@@ -10,13 +10,13 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from asyncache.core._agenda import Agenda, Bracket, Ready, Request
 from asyncache.core._effects import Effect, Fact, FactKind
-from asyncache.core._errors import require
+from asyncache.core._errors import broken, require
 from asyncache.core._eviction import Leaves, Policy, lru
-from asyncache.core._layout import KVLayout
+from asyncache.core._layout import Coverage, KVLayout, check_at_least_one
 from asyncache.core._ledger import Ledger, PageState
 from asyncache.core._tree import Node, Tree
 
@@ -32,7 +32,8 @@ class Bounds:
             load always finds a place in the end.
         offload_attempts: Failures after which a node is not offered again until a
             commit walks it.
-        mask_ints: Ints of the ballot that lookups share, where a layout has windows.
+        mask_ints: Ints of the ballot that lookups share, where a layout has windows;
+            at least one for each request.
         write_threshold: Commits that must have walked a node before it is offloaded.
     """
 
@@ -42,6 +43,32 @@ class Bounds:
     offload_attempts: int = 3
     mask_ints: int = 4096
     write_threshold: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_at_least_one(field.name, getattr(self, field.name))
+        if self.offloads >= self.slots:
+            raise ValueError(
+                f"offloads must be fewer than the {self.slots} slots, not"
+                f" {self.offloads}: a load must find a place in the end"
+            )
+
+
+def _check_num_pages(layout: KVLayout, num_pages: Mapping[str, int]) -> None:
+    names = [pool.name for pool in layout.pools]
+    if sorted(num_pages) != sorted(names):
+        raise ValueError(f"num_pages must name the pools {names}, not {[*num_pages]}")
+    for name in names:
+        check_at_least_one(f"num_pages of {name}", num_pages[name])
+
+
+def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
+    has_windows = any(pool.coverage is not Coverage.ALL_PAGES for pool in layout.pools)
+    if has_windows and bounds.mask_ints < bounds.requests:
+        raise ValueError(
+            f"mask_ints must be at least the {bounds.requests} requests of a layout"
+            f" with windows, not {bounds.mask_ints}"
+        )
 
 
 class State:
@@ -58,6 +85,8 @@ class State:
         self.bounds = bounds
         self.tree = Tree(layout)
         self.leaves = Leaves(self.tree, policy)
+        _check_num_pages(layout, num_pages)
+        _check_mask(layout, bounds)
         self.ledgers = [Ledger(num_pages[pool.name]) for pool in layout.pools]
         self.agenda = Agenda(bounds.requests, bounds.slots)
         self.store_attached = False
@@ -90,14 +119,25 @@ class State:
         data = name + struct.pack(f"<{len(numbers)}q", *numbers)
         self.digest = zlib.crc32(data, self.digest)
 
+    def fold_counts(self) -> None:
+        """Fold where pages and transactions are after a call or a verdict."""
+        counts = [ledger.count(held) for ledger in self.ledgers for held in PageState]
+        sums = (self.clock, self.promised, self.tree.num_nodes, len(self.agenda.open))
+        self.fold(b"counts", *counts, *sums)
+
     # Pages.
 
     def guarded(self, pool: int) -> set[int]:
-        """Return the pages of a window pool that some pin needs."""
+        """Return the pages of a window pool that some pin or open forward needs."""
         window = dict(self.tree.windows)[pool]
+        spans = [
+            (anchor, min(anchor.end - window, self.reading.get(anchor, anchor.end)))
+            for anchor in self.pins
+        ]
+        for bracket in self.brackets.values():
+            spans += bracket.writes
         held: set[int] = set()
-        for anchor in self.pins:
-            start = min(anchor.end - window, self.reading.get(anchor, anchor.end))
+        for anchor, start in spans:
             for node in self.tree.above(anchor, max(0, start)):
                 run = node.pages[pool]
                 if run is not None and node.loads[pool] is None:
@@ -120,7 +160,7 @@ class State:
         return min(self.slack(pool) for pool in range(len(self.ledgers)))
 
     def take(self, pool: int, num_pages: int, state: PageState) -> array[int]:
-        """Take pages, evicting for them; the caller has made sure that they are there."""
+        """Take pages, evicting for them; the caller made sure that they are there."""
         ledger = self.ledgers[pool]
         while ledger.num_free < num_pages:
             if pool in self.tree.full:
@@ -132,8 +172,7 @@ class State:
     def _evict_leaf(self) -> None:
         node = self.leaves.pop()
         if node is None:
-            require(False, "eviction finds what was promised", self.promised)
-            raise AssertionError
+            broken("eviction finds what was promised", self.promised)
         parent = node.parent
         assert parent is not None
         self._forget_ready(node)
@@ -157,7 +196,7 @@ class State:
             ready.anchor = parent if parent.offload is ready else None
 
     def _evict_window(self, pool: int) -> None:
-        """Drop one node's pages of a window pool; the prefix stays for full attention."""
+        """Drop a node's pages of a window pool; full attention keeps the prefix."""
         held = self.guarded(pool)
         victims = [
             node

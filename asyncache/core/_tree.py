@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncache.core._errors import require
+from asyncache.core._errors import broken, require
 from asyncache.core._hashes import PageHash, hash_pages
 from asyncache.core._layout import Coverage, KVLayout
 from asyncache.core._tokens import TOKEN_BYTES
@@ -262,16 +262,15 @@ class Tree:
         return root
 
     def end_at(self, root: Node, walk: Walk, position: int) -> Node:
-        """Return the node on a walk that ends at a position, splitting one if need be."""
+        """Return the walk's node that ends at a position, splitting one if need be."""
         if position == 0:
             return root
         for node in walk.path:
-            if node.end == position:
-                return node
-            if node.start < position < node.end:
-                return self.split(node, position)
-        require(False, "a boundary lies on its walk", position, walk.covered)
-        raise AssertionError
+            if node.end >= position:
+                break
+        else:
+            broken("a boundary lies on its walk", position, walk.covered)
+        return node if node.end == position else self.split(node, position)
 
     def split(self, node: Node, position: int) -> Node:
         """Cut a node before a position; return the new upper part.

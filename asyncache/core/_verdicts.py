@@ -54,7 +54,7 @@ def apply(state: State, ballot: Ballot, verdict: array[int]) -> None:
             end_offload(state, offload)
     _end_requests(state, news)
     for lookup in news.of(Lookup):
-        if news.is_quiet(lookup) and _can_end(ballot, lookup, news.claim(lookup)):
+        if news.is_quiet(lookup):
             agree(state, lookup, agreed_boundary(ballot, verdict, lookup))
     for ready in news.of(Ready):
         if not news.claim(ready) or news.is_quiet(ready):
@@ -70,11 +70,6 @@ def _check_header(verdict: array[int]) -> None:
         raise RankError(f"ranks differ: digests from {least} to {-negated}")
     if not going:
         raise RankError("a rank has stopped")
-
-
-def _can_end(ballot: Ballot, lookup: Lookup, claim: int) -> bool:
-    """Whether a lookup's answer was in this ballot: it had a share, or needs none."""
-    return not claim or not ballot.shares or lookup.seq in ballot.shares
 
 
 class _Verdict:
@@ -106,9 +101,14 @@ def _end_loads(state: State, news: _Verdict) -> None:
         claim = news.claim(load)
         if claim < load.claim:
             sink_load(state, load, claim)
-    for load in loads:
+    # A load that only fills windows may stand on pages of one that reaches further.
+    for load in sorted(loads, key=lambda load: not _is_full(state, load)):
         if news.is_quiet(load):
             end_load(state, load)
+
+
+def _is_full(state: State, load: Load) -> bool:
+    return any(piece.pool in state.tree.full for piece in load.pieces)
 
 
 def _end_requests(state: State, news: _Verdict) -> None:
@@ -138,3 +138,4 @@ def tend(state: State) -> None:
             start_offload(state, transaction)
         elif isinstance(transaction, Ready):
             offer(state, transaction)
+    state.fold_counts()

@@ -66,9 +66,8 @@ def _shares(
     lookups = [t for t in table if isinstance(t, Lookup) and t.asked]
     shares, end = {}, offset + num_ints
     for place, lookup in enumerate(lookups):
+        # At least one: a layout with windows has a mask int for each request.
         room = (end - offset) // (len(lookups) - place)
-        if not room:
-            continue
         stride = max(1, -(-(lookup.end - lookup.start) // room))
         boundaries = range(lookup.end, lookup.start, -stride)
         shares[lookup.seq] = Share(offset, boundaries)
@@ -95,8 +94,12 @@ class Votes:
         self._quiet.add(seq)
 
     def answer(self, seq: int, boundaries: Collection[int]) -> None:
-        """Say which boundaries a lookup found restorable; it has no more to say."""
-        self._boundaries[seq] = frozenset(boundaries)
+        """Say which boundaries a lookup found restorable; it has no more to say.
+
+        An answer after a deadline's empty one finds nothing that was not given up.
+        """
+        known = self._boundaries.get(seq, boundaries)
+        self._boundaries[seq] = frozenset(boundaries).intersection(known)
         self.sink(seq, max(boundaries, default=0))
         self.quiet(seq)
 
