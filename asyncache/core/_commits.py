@@ -28,6 +28,13 @@ def publish(state: State, request: Request) -> None:
         state.parked.pop(request.seq, None)
 
 
+def offer_hit(state: State, request: Request) -> None:
+    """Offer the nodes that a request stands on to the store, unless they are there."""
+    if request.anchor is not None and not request.needs:
+        for above in reversed(list(state.tree.above(request.anchor))):
+            offer_again(state, above)
+
+
 def publish_parked(state: State) -> None:
     """Try parked commits again: a load has ended."""
     for request in list(state.parked.values()):

@@ -20,7 +20,7 @@ from __future__ import annotations
 from array import array
 
 from asyncache.core._agenda import Request
-from asyncache.core._commits import publish
+from asyncache.core._commits import offer_hit, publish
 from asyncache.core._effects import Ended
 from asyncache.core._errors import OrderError, OutOfPagesError
 from asyncache.core._hashes import PageHash
@@ -158,9 +158,12 @@ def commit(state: State, request: Request, num_tokens: int) -> int:
             " extend() first"
         )
     state.clock += 1
-    request.committed = num_tokens
+    is_first, request.committed = not request.committed, num_tokens
     request.want = max(request.want, num_tokens // state.tree.page_tokens)
     publish(state, request)
+    if is_first:
+        # A hit may be all that it commits, and its nodes due by now, or forgotten.
+        offer_hit(state, request)
     return request.shared * state.tree.page_tokens
 
 
