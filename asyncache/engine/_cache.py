@@ -24,10 +24,11 @@ from asyncache.devices import Device
 from asyncache.engine._gates import Gates
 from asyncache.engine._limits import Limits, check_deadline
 from asyncache.engine._observe import Observer, Statistics, snapshot
-from asyncache.engine._reports import Reports, StepReport
+from asyncache.engine._reports import StepReport
 from asyncache.engine._request import Request
 from asyncache.engine._runtime import Runtime
-from asyncache.engine._tokens import TokenSource, pack
+from asyncache.engine._tokens import TokenSource, check_count, pack
+from asyncache.engine._transfers import Transfers
 from asyncache.linkers import Linker, StoreLinker
 from asyncache.ranks import Group, SoloGroup
 from asyncache.stores import Store
@@ -44,10 +45,7 @@ class WriteThrough:
     threshold: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.threshold, bool) or not isinstance(self.threshold, int):
-            raise TypeError(f"threshold must be an int, not {self.threshold!r}")
-        if self.threshold < 1:
-            raise ValueError(f"threshold must be at least 1, not {self.threshold}")
+        check_count("threshold", self.threshold, least=1)
 
 
 class KVCache:
@@ -103,6 +101,7 @@ class KVCache:
         self._observer = observer
         self._runtime: Runtime | None = None
         self._home: asyncio.Task[None] | None = None
+        self._is_opened = False
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -114,16 +113,16 @@ class KVCache:
     # Opening and closing.
 
     async def open(self) -> None:
-        """Open the cache, and its store.
+        """Open the cache, and its store. Cancelled, it closes them again.
 
         Raises:
             OrderError: If it was opened before: make another one.
+            ClosedError: If it was closed before, or meanwhile.
             StoreError: If the store cannot be used at all.
         """
-        if self._runtime is not None or self._is_closed:
+        if self._is_opened or self._is_closed:
             raise OrderError("a cache is opened once")
-        if self._linker is not None:
-            await self._linker.open()
+        self._is_opened = True
         bounds = self._limits.bounds(write_threshold=self._writes.threshold)
         replica = Replica(self._layout, self._device.num_pages, bounds, self._policy)
         runtime = Runtime(
@@ -133,54 +132,91 @@ class KVCache:
             limits=self._limits,
             observer=self._observer,
         )
-        self._runtime = runtime
-        if runtime.transfers is not None:
-            ready = anyio.Event()
-            home = runtime.transfers.run(ready.set)
-            # A task group is left in the task that entered it, and its cancellation
-            # would be the caller's: so it gets a task of its own, which aclose() ends.
-            self._home = asyncio.create_task(home, name="asyncache")  # noqa: TID251
-            await ready.wait()
+        if self._linker is not None and runtime.transfers is not None:
+            await self._move_in(self._linker, runtime.transfers)
             runtime.call(replica.attach)
+        self._runtime = runtime
+
+    async def _move_in(self, linker: Linker, transfers: Transfers) -> None:
+        """Start the task in which the linker and all transfers live."""
+        opened = anyio.Event()
+        # A task group is left in the task that entered it, and its cancellation would
+        # be the caller's: so it gets a task of its own, which aclose() ends.
+        home = asyncio.create_task(  # noqa: TID251 - its owner is this cache
+            _live(linker, transfers, opened), name="asyncache"
+        )
+        self._home = home
+        try:
+            await opened.wait()
+        except BaseException:
+            self._is_closed = True
+            home.cancel()
+            await self._outlast(home)
+            raise
+        if home.done():
+            self._is_closed, self._home = True, None
+            await home
+        if self._is_closed:
+            raise ClosedError("the cache was closed while it was opened")
 
     async def aclose(self) -> None:
         """End all requests, stop all transfers, close the store.
 
-        Takes at most ``Limits.close_s``, and whatever the store's own closing takes.
-        What was not offloaded by then is not: :meth:`drain` first. Closing twice is
-        harmless.
+        Takes at most ``Limits.close_s``, whatever else is cancelled. What was not
+        offloaded by then is not: :meth:`drain` first. Closing twice is harmless, and
+        waits as the first time.
 
         Raises:
             OrderError: If a transfer did not stop in time: something may still touch
-                pages of the device, whose memory must be kept.
+                pages of the device, whose memory must be kept. Or if the store was not
+                closed in time.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        runtime = self._runtime
-        if runtime is None:
-            return
-        runtime.end_all()
-        runtime.is_closed = True
-        # Not to be cut short by the cancellation that brought us here: the device's
-        # memory is the caller's again once this returns.
-        with anyio.CancelScope(shield=True):
-            stopped = await self._stop_transfers(runtime)
-            if self._linker is not None and stopped:
-                await self._linker.aclose()
-            await self._group.aclose()
-        if not stopped:
-            num = runtime.transfers.num_running if runtime.transfers else 0
-            raise OrderError(
-                f"{num} transfers did not stop within {self._limits.close_s} s"
-            )
+        runtime, home = self._runtime, self._home
+        if runtime is not None:
+            runtime.check_home()
+        if not self._is_closed:
+            self._is_closed = True
+            if runtime is not None:
+                runtime.close()
+            elif home is not None:
+                home.cancel()
+        if home is not None:
+            await self._move_out(home)
+        await self._group.aclose()
 
-    async def _stop_transfers(self, runtime: Runtime) -> bool:
-        if self._home is None or runtime.transfers is None:
-            return True
-        runtime.transfers.stop_all()
-        await asyncio.wait([self._home], timeout=self._limits.close_s)
-        return self._home.done()
+    async def _move_out(self, home: asyncio.Task[None]) -> None:
+        cancelled = await self._outlast(home)
+        if self._runtime is not None:
+            self._runtime.driver.settle()
+        if cancelled is not None:
+            raise cancelled
+        self._check_gone(home)
+
+    async def _outlast(self, home: asyncio.Task[None]) -> asyncio.CancelledError | None:
+        """Wait for the transfers, at most ``Limits.close_s``; return a cancellation.
+
+        Not to be cut short by what cancelled the caller, once or again: the device's
+        memory is the caller's when this returns. A shield holds off a scope, and a
+        loop holds off ``task.cancel()``, which goes through every shield.
+        """
+        loop = asyncio.get_running_loop()
+        until, cancelled = loop.time() + self._limits.close_s, None
+        with anyio.CancelScope(shield=True):
+            while not home.done() and loop.time() < until:
+                cancelled = await _wait(home, until - loop.time()) or cancelled
+        return cancelled
+
+    def _check_gone(self, home: asyncio.Task[None]) -> None:
+        if home.done():
+            self._home = None
+            error = None if home.cancelled() else home.exception()
+            if error is not None:
+                raise error
+            return
+        transfers = None if self._runtime is None else self._runtime.transfers
+        num = 0 if transfers is None else transfers.num_running
+        what = f"{num} transfers did not stop" if num else "the store did not close"
+        raise OrderError(f"{what} within {self._limits.close_s} s")
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -219,13 +255,11 @@ class KVCache:
         """
         runtime = self._open_runtime()
         runtime.check_usable()
-        if isinstance(reserve_tokens, bool) or not isinstance(reserve_tokens, int):
-            raise TypeError(f"reserve_tokens must be an int, not {reserve_tokens!r}")
-        if reserve_tokens < 0:
-            raise ValueError(f"reserve_tokens must be at least 0, not {reserve_tokens}")
+        num_reserve_tokens = check_count("reserve_tokens", reserve_tokens)
         packed = pack(tokens)
+        runtime.check_namespace(namespace)
         return Request(
-            runtime, packed, namespace=namespace, num_reserve_tokens=reserve_tokens
+            runtime, packed, namespace=namespace, num_reserve_tokens=num_reserve_tokens
         )
 
     @contextmanager
@@ -238,11 +272,12 @@ class KVCache:
 
         Raises:
             ClosedError, AbortedError: If a request has ended.
+            ValueError: If a request is of another cache.
         """
         runtime = self._open_runtime()
+        self._check_ours(requests)
         states = [request._open_state() for request in requests]  # noqa: SLF001 - ours
-        number = runtime.call(runtime.replica.forward, states)
-        runtime.driver.open_bracket(number)
+        number = runtime.call(runtime.driver.forward, states)
         try:
             yield
         finally:
@@ -250,14 +285,26 @@ class KVCache:
             runtime.driver.settle()
 
     def gates(self, requests: Sequence[Request]) -> Gates:
-        """Return the gates of several requests' hits as one."""
+        """Return the gates of several requests' hits as one.
+
+        Raises:
+            ValueError: If a request is of another cache.
+        """
         runtime = self._open_runtime()
+        runtime.check_usable()
+        self._check_ours(requests)
         loads = {load: None for request in requests for load in request._loads()}  # noqa: SLF001 - ours
         return runtime.gates(list(loads))
+
+    def _check_ours(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request._runtime is not self._runtime:  # noqa: SLF001 - ours
+                raise ValueError(f"{request!r} is of another cache")
 
     def match_nowait(self, tokens: TokenSource, *, namespace: Namespace = None) -> int:
         """Return how many leading tokens are resident now; changes nothing."""
         runtime = self._open_runtime()
+        runtime.check_usable()
         return runtime.replica.match(pack(tokens), namespace=namespace)
 
     # The loop.
@@ -273,28 +320,27 @@ class KVCache:
         """
         runtime = self._open_runtime()
         runtime.check_usable()
-        if runtime.reports is None:
-            runtime.reports = Reports()
         await asyncio.sleep(0)
         runtime.driver.settle()
         runtime.check_usable()
         return runtime.reports.take()
 
     async def drain(self, *, deadline_s: float | None = None) -> int:
-        """Wait until no load and no offload is open or due.
+        """Wait until, for a moment, no load and no offload is open or due.
 
         Args:
             deadline_s: Seconds to wait at most; ``Limits.drain_s`` if None.
 
         Returns:
             Loads and offloads that are still open or due; 0 unless the deadline came.
+
+        Raises:
+            ClosedError: If the cache is closed, or closes meanwhile.
         """
         runtime = self._open_runtime()
         runtime.check_usable()
         after_s = check_deadline("deadline_s", deadline_s, self._limits.drain_s)
-        with anyio.move_on_after(after_s):
-            await runtime.rest()
-        return runtime.replica.num_moving
+        return await runtime.rest(deadline_s=after_s)
 
     def statistics(self) -> Statistics:
         """Return a snapshot; also of a cache that is closed."""
@@ -318,3 +364,25 @@ class KVCache:
         if self._runtime is None or self._is_closed:
             raise ClosedError("the cache is closed" if self._is_closed else "not open")
         return self._runtime
+
+
+async def _live(linker: Linker, transfers: Transfers, opened: anyio.Event) -> None:
+    try:
+        try:
+            await linker.open()
+            await transfers.run(opened.set)
+        finally:
+            await linker.aclose()
+    finally:
+        opened.set()
+
+
+async def _wait(
+    home: asyncio.Task[None], timeout_s: float
+) -> asyncio.CancelledError | None:
+    """Wait for a task; return the cancellation that ended the wait, if one did."""
+    try:
+        await asyncio.wait([home], timeout=timeout_s)
+    except asyncio.CancelledError as error:
+        return error
+    return None

@@ -12,7 +12,7 @@ elsewhere, and never nested, so no effect ever finds the core half-way through a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from asyncache.core import (
@@ -21,7 +21,9 @@ from asyncache.core import (
     Fact,
     InvariantError,
     OfferOffload,
+    OrderError,
     Replica,
+    RequestState as Request,
     Restored,
     Settled,
     Shortened,
@@ -53,6 +55,7 @@ class Driver:
         tell_request: Gets what happens to requests.
         tell_observer: Gets facts; runs last, and may call back.
         on_settled: Called when nothing is left to apply.
+        on_failed: Called once, with the bug that ended it all.
         wake: Arranges that :meth:`settle` is called soon in the driver's thread.
     """
 
@@ -64,6 +67,7 @@ class Driver:
         tell_request: Callable[[Told], None],
         tell_observer: Callable[[Fact], None],
         on_settled: Callable[[], None],
+        on_failed: Callable[[InvariantError], None],
         wake: Callable[[], None],
     ) -> None:
         self.replica = replica
@@ -71,10 +75,14 @@ class Driver:
         self._tell_request = tell_request
         self._tell_observer = tell_observer
         self._on_settled = on_settled
+        self._on_failed = on_failed
         self._wake = wake
         self._votes = Votes()
         self._is_fresh = False
         self._is_settling = False
+        self.is_in_core = False
+        """Whether the core is half-way through a change: only the garbage collector,
+        or a policy that calls back, can find it so."""
         self._facts: deque[Fact] = deque()
         self._open_brackets: dict[int, None] = {}
         self._last_bracket = 0
@@ -86,16 +94,33 @@ class Driver:
 
         Raises:
             InvariantError: If the replica broke a law, now or earlier: it is over.
+            OrderError: If the replica is at work, and somehow called this.
         """
         if self.failure is not None:
             raise self.failure
+        if self.is_in_core:
+            raise OrderError("a call from within the cache")
+        self.is_in_core = True
         try:
             result = method(*args, **kwargs)
         except InvariantError as error:
-            self.failure = error
+            self._fail(error)
             raise
+        finally:
+            self.is_in_core = False
         self.settle()
         return result
+
+    def forward(self, requests: Sequence[Request]) -> int:
+        """Open a bracket on the replica, and take note that a forward has begun."""
+        number = self.replica.forward(requests)
+        self._open_brackets[number] = None
+        self._last_bracket = number
+        return number
+
+    def _fail(self, error: InvariantError) -> None:
+        self.failure = error
+        self._on_failed(error)
 
     # Votes: what this rank learns by itself.
 
@@ -131,11 +156,6 @@ class Driver:
 
     # Brackets finish in order: the ballot has room for one number.
 
-    def open_bracket(self, number: int) -> None:
-        """Take note that a forward has begun."""
-        self._open_brackets[number] = None
-        self._last_bracket = number
-
     def finish_bracket(self, number: int) -> None:
         """Take note that a forward touches its pages no more."""
         del self._open_brackets[number]
@@ -147,28 +167,35 @@ class Driver:
 
     def settle(self) -> None:
         """Apply votes and carry out effects until there is nothing left."""
-        if self._is_settling or self.failure is not None:
+        if self._is_settling or self.is_in_core or self.failure is not None:
             return
         self._is_settling = True
         try:
             self._carry_out()
-            while self._is_fresh:
+            while self._is_fresh and self.failure is None:
                 self._apply()
                 self._carry_out()
         except InvariantError as error:
             # The embedder's task is not to blame: the next call of anyone raises this.
-            self.failure = error
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a bug of ours
+            bug = InvariantError(f"a verdict or its effects raised {error!r}")
+            bug.__cause__ = error
+            self._fail(bug)
         finally:
             self._is_settling = False
         self._on_settled()
 
     def _apply(self) -> None:
-        self._is_fresh = False
-        ballot = self.replica.ballot()
-        self.replica.apply(ballot, self._votes.fill(ballot))
-        for seq in self._votes.said():
-            if not self.replica.is_open(seq):
-                self._votes.forget(seq)
+        self._is_fresh, self.is_in_core = False, True
+        try:
+            ballot = self.replica.ballot()
+            self.replica.apply(ballot, self._votes.fill(ballot))
+            for seq in self._votes.said():
+                if not self.replica.is_open(seq):
+                    self._votes.forget(seq)
+        finally:
+            self.is_in_core = False
 
     def _carry_out(self) -> None:
         """Run effects in order, observers last, until nobody has more to say."""

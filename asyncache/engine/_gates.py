@@ -42,13 +42,9 @@ class Board:
         self._loads: dict[int, Progress] = {}
         self._waiters: set[anyio.Event] = set()
 
-    def begin(self, seq: int) -> Progress:
-        """Return the progress of a load that has begun, or will."""
+    def progress(self, seq: int) -> Progress:
+        """Return the progress of an open load, which may have yet to begin."""
         return self._loads.setdefault(seq, Progress(seq))
-
-    def progress(self, seq: int, *, started: bool) -> Progress | None:
-        """Return a load's progress; None if all that was to land here has."""
-        return self._loads.get(seq) if started else self.begin(seq)
 
     def landed(self, seq: int, layer: int) -> None:
         """Take note that a layer of a load has landed, and all before it."""
@@ -59,10 +55,16 @@ class Board:
 
     def end(self, seq: int) -> None:
         """Take note that a load is over: its gates are open."""
-        load = self._loads.pop(seq, None)
-        if load is not None:
+        load = self._loads.get(seq)
+        if load is not None and not load.is_over:
             load.is_over = True
             self._notify()
+
+    def sweep(self, is_open: Callable[[int], bool]) -> None:
+        """Forget the loads that have ended; until then, new requests may join them."""
+        for seq in [seq for seq in self._loads if not is_open(seq)]:
+            self.end(seq)
+            del self._loads[seq]
 
     def add_waiter(self, event: anyio.Event) -> None:
         """Set an event at the next change."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncache.engine._limits import Limits
-from asyncache.engine._observe import Event, StoreDown, StoreFull
+from asyncache.engine._observe import Event, StoreDown, StoreFull, TransferKind
+
+_MOST_DOUBLINGS = 30
 
 
 class Health:
     """Counts failures in a row, and says how long to wait before the next try.
+
+    Each kind of transfer counts for itself: a store that answers look-ups and loses
+    every read would never seem to be down.
 
     Args:
         limits: How many failures, how many seconds.
@@ -26,7 +31,7 @@ class Health:
         self._limits = limits
         self._clock = clock
         self._tell = tell
-        self._num_failures = 0
+        self._num_failures = dict.fromkeys(TransferKind, 0)
         self._down_until = 0.0
         self._full_until = 0.0
 
@@ -38,20 +43,22 @@ class Health:
     def offload_delay_s(self, attempts: int) -> float:
         """Return the seconds to wait before an offload, after so many failures."""
         wait_until = max(self._down_until, self._full_until)
-        backoff = self._limits.retry_s * 2 ** (attempts - 1) if attempts else 0.0
+        doublings = min(attempts - 1, _MOST_DOUBLINGS)
+        backoff = self._limits.retry_s * 2**doublings if attempts else 0.0
         return max(0.0, wait_until - self._clock(), backoff)
 
-    def succeeded(self) -> None:
+    def succeeded(self, kind: TransferKind) -> None:
         """Take note of an answer."""
-        self._num_failures = 0
+        self._num_failures[kind] = 0
 
-    def failed(self) -> None:
+    def failed(self, kind: TransferKind) -> None:
         """Take note of no answer."""
-        self._num_failures += 1
-        if self._num_failures >= self._limits.breaker_failures and not self.is_down:
+        self._num_failures[kind] += 1
+        num_failures = self._num_failures[kind]
+        if num_failures >= self._limits.breaker_failures and not self.is_down:
             retry_s = self._limits.breaker_s
             self._down_until = self._clock() + retry_s
-            self._tell(StoreDown(self._num_failures, retry_s))
+            self._tell(StoreDown(num_failures, retry_s))
 
     def rejected(self, num_pages: int) -> None:
         """Take note that the store is full."""

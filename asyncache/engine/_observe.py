@@ -86,25 +86,27 @@ class Counters:
 
     def count(self, fact: Fact, bytes_a_page: int) -> None:
         """Add a fact of the core."""
-        match fact.kind:
-            case FactKind.LANDED:
-                self.loaded_pages += fact.num_pages
-                self.loaded_bytes += fact.num_pages * bytes_a_page
-            case FactKind.LOAD_CUT:
-                self.cut_pages += fact.num_pages
-            case FactKind.STORED:
-                self.stored_pages += fact.num_pages
-                self.stored_bytes += fact.num_pages * bytes_a_page
-            case FactKind.OFFLOAD_FAILED:
-                self.offloads_failed += 1
-            case FactKind.OFFLOAD_FORGOTTEN:
-                self.forgotten_pages += fact.num_pages
-            case FactKind.EVICTED:
-                self.evicted_pages += fact.num_pages
-            case FactKind.EVICTED_UNSAVED:
-                self.evicted_unsaved_pages += fact.num_pages
-            case FactKind.PUBLISHED:
-                self.published_pages += fact.num_pages
+        if fact.kind is FactKind.OFFLOAD_FAILED:
+            self.offloads_failed += 1
+            return
+        name = _COUNTER[fact.kind]
+        setattr(self, name, getattr(self, name) + fact.num_pages)
+        num_bytes = fact.num_pages * bytes_a_page
+        if fact.kind is FactKind.LANDED:
+            self.loaded_bytes += num_bytes
+        elif fact.kind is FactKind.STORED:
+            self.stored_bytes += num_bytes
+
+
+_COUNTER = {
+    FactKind.LANDED: "loaded_pages",
+    FactKind.LOAD_CUT: "cut_pages",
+    FactKind.STORED: "stored_pages",
+    FactKind.OFFLOAD_FORGOTTEN: "forgotten_pages",
+    FactKind.EVICTED: "evicted_pages",
+    FactKind.EVICTED_UNSAVED: "evicted_unsaved_pages",
+    FactKind.PUBLISHED: "published_pages",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +127,9 @@ class Statistics:
 
     @property
     def leaked_pages(self) -> int:
-        """Pages that no open request, load or forward accounts for; always 0 at rest.
+        """Pages that are neither free nor in the tree.
 
-        At rest nothing is open: each page is free or in the tree.
+        Open requests, loads and forwards hold pages; without them it is 0, always.
         """
         pools = self.replica.pools.values()
         return sum(pool.request + pool.transit + pool.quarantine for pool in pools)

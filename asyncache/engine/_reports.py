@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from asyncache.core import Fact, FactKind
 
@@ -33,11 +34,14 @@ NOTHING = StepReport()
 
 
 class Reports:
-    """Collects what happens until a step takes it; bounded by the open requests."""
+    """Collects what happens until a step takes it; bounded by the open requests.
+
+    It holds no request: one that its owner lost must be missed.
+    """
 
     def __init__(self) -> None:
-        self._landed: dict[Request, None] = {}
-        self._shortened: dict[Request, None] = {}
+        self._landed: WeakKeyDictionary[Request, None] = WeakKeyDictionary()
+        self._shortened: WeakKeyDictionary[Request, None] = WeakKeyDictionary()
         self._stored_pages = 0
         self._refused_pages = 0
         self._is_empty = True

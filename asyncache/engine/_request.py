@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -18,27 +18,51 @@ import anyio
 
 from asyncache.core import (
     AbortedError,
+    AsyncacheError,
     ClosedError,
     Namespace,
     OrderError,
     RequestState as State,
 )
 from asyncache.engine._gates import Gates, Progress
-from asyncache.engine._tokens import TokenSource, pack
+from asyncache.engine._tokens import TokenSource, check_count, pack
 
 if TYPE_CHECKING:
     from asyncache.engine._runtime import Runtime
 
 
+class Landing:
+    """How far a restore has come: written by its request, read through its hit."""
+
+    __slots__ = ("agreed", "loads", "num_device_tokens", "settled")
+
+    def __init__(self) -> None:
+        self.agreed = anyio.Event()
+        self.settled = anyio.Event()
+        self.loads: list[Progress] = []
+        self.num_device_tokens = 0
+
+    def settle(self) -> None:
+        """Take note that nothing of it will change any more."""
+        self.agreed.set()
+        self.settled.set()
+
+
 class Hit:
     """The leading tokens of a prompt that need no computing."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._agreed = anyio.Event()
-        self._settled = anyio.Event()
-        self._loads: list[Progress] = []
-        self._num_device_tokens = 0
+    def __init__(
+        self,
+        landing: Landing,
+        *,
+        num_tokens: Callable[[Landing], int],
+        gates: Callable[[list[Progress]], Gates],
+        check_open: Callable[[], object],
+    ) -> None:
+        self._landing = landing
+        self._num_tokens = num_tokens
+        self._gates = gates
+        self._check_open = check_open
 
     def __repr__(self) -> str:
         """Show how long the hit is and whether it is final."""
@@ -49,24 +73,25 @@ class Hit:
     def num_tokens(self) -> int:
         """Tokens of the hit, a multiple of ``page_tokens`` below the prompt's length.
 
-        It may sink until the hit is settled, never afterwards.
+        It may sink until the hit is settled, never afterwards; but a hit that was given
+        back, by :meth:`Request.suspend` or for another restore, is 0.
         """
-        return self._request._hit_tokens()
+        return self._num_tokens(self._landing)
 
     @property
     def device_tokens(self) -> int:
         """Tokens of it that were resident when the restore was agreed."""
-        return min(self._num_device_tokens, self.num_tokens)
+        return min(self._landing.num_device_tokens, self.num_tokens)
 
     @property
     def is_settled(self) -> bool:
         """Whether all of it has landed, or its end has come."""
-        return self._settled.is_set()
+        return self._landing.settled.is_set()
 
     @property
     def gates(self) -> Gates:
         """The gates of its layers, for a forward that starts before it is settled."""
-        return self._request._runtime.gates(self._loads)
+        return self._gates(self._landing.loads)
 
     async def wait(self) -> Self:
         """Wait until the hit is settled, at most until the restore's deadline.
@@ -74,8 +99,8 @@ class Hit:
         Raises:
             ClosedError: If the request ended meanwhile.
         """
-        await self._settled.wait()
-        self._request._check_open()
+        await self._landing.settled.wait()
+        self._check_open()
         return self
 
 
@@ -100,8 +125,8 @@ class Request:
         self._namespace = namespace
         self._num_reserve_tokens = num_reserve_tokens
         self._state: State | None = None
-        self._end: ClosedError | None = None
-        self._hit: Hit | None = None
+        self._end: AsyncacheError | None = None
+        self._landing: Landing | None = None
         self._is_restoring = False
 
     def __repr__(self) -> str:
@@ -112,7 +137,7 @@ class Request:
             return f"<Request {self._state.seq}, {type(self._end).__name__}>"
         return (
             f"<Request {self._state.seq}: {self.num_tokens} tokens,"
-            f" {self._hit_tokens()} hit, {self._state.extent} with pages>"
+            f" {self._hit_tokens(self._landing)} hit, {self._state.extent} with pages>"
         )
 
     def __enter__(self) -> Self:
@@ -140,8 +165,9 @@ class Request:
 
     def __del__(self) -> None:
         if self._state is not None and self._end is None:
-            warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
+            # First, for a warning may be an error.
             self._runtime.abandon(self._state)
+            warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
 
     # What it is now.
 
@@ -196,28 +222,33 @@ class Request:
         state = self._open_state()
         if self._is_restoring:
             raise OrderError("a restore of this request is open already")
-        self._is_restoring = True
-        previous, self._hit = self._hit, Hit(self)
-        hit = self._hit
+        previous, landing = self._landing, Landing()
+        self._landing = landing
         try:
             self._runtime.restore(state, deadline_s)
         except BaseException:
-            self._hit = previous
+            self._landing = previous
             raise
-        else:
-            await self._wait_agreed(hit, state)
-        finally:
-            self._is_restoring = False
-        self._check_open()
-        return hit
+        await self._wait_agreed(landing, state)
+        self._open_state()
+        return Hit(
+            landing,
+            num_tokens=self._hit_tokens,
+            gates=self._runtime.gates,
+            check_open=self._open_state,
+        )
 
-    async def _wait_agreed(self, hit: Hit, state: State) -> None:
+    async def _wait_agreed(self, landing: Landing, state: State) -> None:
+        self._is_restoring = True
         try:
-            await hit._agreed.wait()
+            await landing.agreed.wait()
         except BaseException:
             # Cancelled, and the scope may go on: then it goes on with what is there.
-            self._runtime.give_up(state)
+            if self._landing is landing:
+                self._runtime.give_up(state)
             raise
+        finally:
+            self._is_restoring = False
 
     def extend(self, num_tokens: int) -> int:
         """Give the first ``num_tokens`` tokens pages; return how many were added.
@@ -230,6 +261,7 @@ class Request:
             ValueError: If it falls, or exceeds the known tokens.
         """
         state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
         return self._runtime.call(self._runtime.replica.extend, state, num_tokens)
 
     def append(self, tokens: TokenSource) -> None:
@@ -249,6 +281,7 @@ class Request:
             ValueError: If it is below what is shared, or above what is known.
         """
         state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
         self._runtime.call(self._runtime.replica.truncate, state, num_tokens)
 
     def commit(self, num_tokens: int) -> int:
@@ -264,6 +297,7 @@ class Request:
             ValueError: If it falls, or exceeds the tokens that have pages.
         """
         state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
         return self._runtime.call(self._runtime.replica.commit, state, num_tokens)
 
     def suspend(self) -> None:
@@ -274,45 +308,38 @@ class Request:
         """
         self._runtime.suspend(self._open_state())
         self._settle_hit()
-        self._hit = None
+        self._landing = None
 
-    # Called by the runtime.
+    # Called by the cache and its runtime.
 
     def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
-        hit = self._hit
-        if hit is not None:
-            hit._num_device_tokens = num_device_tokens
-            hit._loads = loads
-            hit._agreed.set()
-
-    def _loads(self) -> list[Progress]:
-        return [] if self._hit is None else self._hit._loads
+        landing = self._landing
+        if landing is not None:
+            landing.num_device_tokens = num_device_tokens
+            landing.loads = loads
+            landing.agreed.set()
 
     def _settle_hit(self) -> None:
-        hit = self._hit
-        if hit is not None:
-            hit._agreed.set()
-            hit._settled.set()
+        if self._landing is not None:
+            self._landing.settle()
 
-    def _told_ended(self, *, aborted: bool) -> None:
+    def _told_ended(self, error: AsyncacheError) -> None:
         if self._end is None:
-            self._end = AbortedError("aborted") if aborted else ClosedError("closed")
+            self._end = error
         self._settle_hit()
+
+    def _loads(self) -> list[Progress]:
+        return [] if self._landing is None else self._landing.loads
 
     def _finish(self, *, aborted: bool) -> None:
         if self._state is not None and self._end is None:
-            text = "the request was aborted" if aborted else "the request has ended"
-            self._end = (AbortedError if aborted else ClosedError)(text)
-            self._settle_hit()
+            self._end = ended(aborted=aborted)
             self._runtime.finish(self._state, aborted=aborted)
 
-    def _hit_tokens(self) -> int:
-        if self._state is None:
+    def _hit_tokens(self, landing: Landing | None) -> int:
+        if self._state is None or landing is not self._landing:
             return 0
         return self._state.hit * self._runtime.page_tokens
-
-    def _check_open(self) -> None:
-        self._open_state()
 
     def _open_state(self) -> State:
         if self._end is not None:
@@ -320,3 +347,10 @@ class Request:
         if self._state is None:
             raise OrderError("use the request in a with block")
         return self._state
+
+
+def ended(*, aborted: bool) -> ClosedError:
+    """Return what a call on a request raises after its end."""
+    if aborted:
+        return AbortedError("the request was aborted")
+    return ClosedError("the request has ended")

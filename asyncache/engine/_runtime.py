@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -23,14 +25,15 @@ from asyncache.core import (
     Restored,
     Settled,
     Shortened,
+    root_hash,
 )
 from asyncache.engine._driver import Driver, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
-from asyncache.engine._observe import Counters, Event, Observer
+from asyncache.engine._observe import Counters, Event, Observer, TransferKind
 from asyncache.engine._reports import Reports
-from asyncache.engine._request import Request
+from asyncache.engine._request import Request, ended
 from asyncache.engine._transfers import Transfers
 from asyncache.linkers import Linker
 
@@ -51,6 +54,7 @@ class Runtime:
         observer: Observer | None,
     ) -> None:
         self.replica = replica
+        self._layout = layout
         self.limits = limits
         self.page_tokens = layout.page_tokens
         self.pool_names = [pool.name for pool in layout.pools]
@@ -62,7 +66,7 @@ class Runtime:
         self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
         self._deadlines: dict[int, asyncio.TimerHandle] = {}
         self._resting: set[anyio.Event] = set()
-        self.reports: Reports | None = None
+        self.reports = Reports()
         self.is_closed = False
         self.board = Board(limits.gate_s, self._gate_timed_out)
         self.health = Health(limits, self._loop.time, self.tell)
@@ -71,7 +75,8 @@ class Runtime:
             plans=self,
             tell_request=self._told,
             tell_observer=self._told_fact,
-            on_settled=self._check_rest,
+            on_settled=self._settled,
+            on_failed=self._failed,
             wake=self._wake,
         )
         self.transfers: Transfers | None = None
@@ -91,7 +96,7 @@ class Runtime:
 
         Raises:
             ClosedError: If the cache is closed.
-            OrderError: If it comes from another thread than the cache's.
+            OrderError: If it comes from another thread or loop than the cache's.
             InvariantError: If the cache has failed.
         """
         self.check_usable()
@@ -99,12 +104,22 @@ class Runtime:
 
     def check_usable(self) -> None:
         """Raise unless the cache may be called from here."""
-        if threading.get_ident() != self._thread:
-            raise OrderError("a call from another thread than the cache's loop")
+        self.check_home()
         if self.driver.failure is not None:
             raise self.driver.failure
         if self.is_closed:
             raise ClosedError("the cache is closed")
+
+    def check_home(self) -> None:
+        """Raise OrderError on any other loop than the cache's."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                return
+        raise OrderError("a call from another thread or loop than the cache's")
+
+    def check_namespace(self, namespace: Namespace) -> None:
+        """Raise what opening a request in this namespace would raise."""
+        root_hash(self._layout, namespace)
 
     def start(self, plan: Started) -> None:
         """Hand a plan to the transfers; without a store there is none."""
@@ -147,8 +162,11 @@ class Runtime:
 
     def _deadline(self, state: State) -> None:
         del self._deadlines[state.seq]
+        # Waiting for room is no fault of the store.
         if state.lookup is not None and state.lookup.asked:
-            self.health.failed()
+            self.health.failed(TransferKind.LOOKUP)
+        elif any(load.started for load in state.needs):
+            self.health.failed(TransferKind.LOAD)
         self.give_up(state)
 
     def give_up(self, state: State) -> None:
@@ -162,41 +180,64 @@ class Runtime:
         self.driver.settle()
 
     def suspend(self, state: State) -> None:
-        """Take all back from a request; its clock too, or it would end a later restore."""
+        """Take all back from a request; its clock too: it would end a later restore."""
         self.call(self.replica.suspend, state)
         self._cancel_deadline(state)
 
     def finish(self, state: State, *, aborted: bool) -> None:
-        """End a request: a vote, applied before this returns."""
-        if threading.get_ident() != self._thread:
-            self.abandon(state)
+        """End a request: a vote, applied before this returns.
+
+        Unless a scope that nobody holds any more is ended by the garbage collector, in
+        another thread or while the core is at work: then it is applied soon.
+        """
+        if threading.get_ident() != self._thread or self.driver.is_in_core:
+            self._finish_soon(state, aborted=aborted)
             return
-        self._cancel_deadline(state)
+        request = self._requests.get(state.seq)
+        if request is not None:
+            request._settle_hit()  # noqa: SLF001 - scope and runtime are one
         if aborted:
             self.driver.sink(state.seq, 0)
+        # Its clock goes on if a commit still waits for its loads.
         self.driver.quiet(state.seq)
         self.driver.settle()
 
     def abandon(self, state: State) -> None:
-        """End a request that nobody holds any more, from whatever thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._finish_abandoned, state)
+        """Abort a request that nobody holds any more, from whatever thread."""
+        self._finish_soon(state, aborted=True)
 
-    def _finish_abandoned(self, state: State) -> None:
-        self.finish(state, aborted=True)
+    def _finish_soon(self, state: State, *, aborted: bool) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and the cache with it
+            self._loop.call_soon_threadsafe(
+                functools.partial(self.finish, state, aborted=aborted)
+            )
 
     def _cancel_deadline(self, state: State) -> None:
         timer = self._deadlines.pop(state.seq, None)
         if timer is not None:
             timer.cancel()
 
-    def end_all(self) -> None:
-        """Abort every open request: the cache closes."""
+    def close(self) -> None:
+        """Abort every open request, and let nobody wait any longer."""
         for request in list(self._requests.values()):
             request._finish(aborted=True)  # noqa: SLF001 - scope and runtime are one
+        self._end_waits()
+        self.is_closed = True
+
+    def _failed(self, error: InvariantError) -> None:
+        """End everything that waits for a replica that will not change any more."""
+        for request in list(self._requests.values()):
+            request._told_ended(error)  # noqa: SLF001 - scope and runtime are one
+        self._end_waits()
+
+    def _end_waits(self) -> None:
         for timer in self._deadlines.values():
             timer.cancel()
         self._deadlines.clear()
+        for event in self._resting:
+            event.set()
+        if self.transfers is not None:
+            self.transfers.stop_all()
 
     # Gates.
 
@@ -205,36 +246,44 @@ class Runtime:
         return Gates(self.board, loads)
 
     def _gate_timed_out(self, seq: int) -> None:
-        # From the thread of a forward, as likely as not.
-        self._loop.call_soon_threadsafe(self._fail_load, seq)
+        # From the thread of a forward, as likely as not, which may outlive the loop.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fail_load, seq)
 
     def _fail_load(self, seq: int) -> None:
-        self.driver.sink(seq, 0)
-        if self.transfers is not None:
+        if self.transfers is not None and self.replica.is_open(seq):
+            self.health.failed(TransferKind.LOAD)
+            self.driver.sink(seq, 0)
             self.transfers.stop(seq)
 
     # Rest.
 
-    def _check_rest(self) -> None:
+    def _settled(self) -> None:
+        self.board.sweep(self.replica.is_open)
         if self._resting and not self.replica.num_moving:
             for event in self._resting:
                 event.set()
 
-    async def rest(self) -> None:
-        """Wait until nothing moves between device and store."""
+    async def rest(self, *, deadline_s: float) -> int:
+        """Wait until nothing moves between device and store; return what still does."""
         if not self.replica.num_moving:
-            return
+            return 0
         event = anyio.Event()
         self._resting.add(event)
         try:
-            await event.wait()
+            with anyio.move_on_after(deadline_s) as scope:
+                await event.wait()
         finally:
             self._resting.discard(event)
+        self.check_usable()
+        # What has begun since they rested does not count.
+        return self.replica.num_moving if scope.cancelled_caught else 0
 
     # What the driver tells.
 
     def _wake(self) -> None:
-        self._loop.call_soon(self.driver.settle)
+        with suppress(RuntimeError):  # the loop is closed: nobody looks any more
+            self._loop.call_soon(self.driver.settle)
 
     def _told(self, told: Told) -> None:
         state = told.request
@@ -246,11 +295,10 @@ class Runtime:
                 self._cancel_deadline(state)
                 if request is not None:
                     request._settle_hit()  # noqa: SLF001 - scope and runtime are one
-                    if self.reports is not None:
-                        self.reports.landed(request)
+                    self.reports.landed(request)
             case Shortened():
                 self.counters.shortened += 1
-                if request is not None and self.reports is not None:
+                if request is not None:
                     self.reports.shortened(request)
             case Ended(aborted=aborted):
                 self._ended(state, request, aborted=aborted)
@@ -261,13 +309,8 @@ class Runtime:
         self.counters.device_tokens += device_tokens
         self.counters.store_tokens += hit * self.page_tokens - device_tokens
         if request is not None:
-            loads = [
-                self.board.progress(load.seq, started=load.started)
-                for load in state.needs
-            ]
-            request._told_restored(  # noqa: SLF001 - scope and runtime are one
-                device_tokens, [load for load in loads if load is not None]
-            )
+            loads = [self.board.progress(load.seq) for load in state.needs]
+            request._told_restored(device_tokens, loads)  # noqa: SLF001 - as above
 
     def _ended(self, state: State, request: Request | None, *, aborted: bool) -> None:
         self._cancel_deadline(state)
@@ -276,14 +319,12 @@ class Runtime:
         else:
             self.counters.closed += 1
         if request is not None:
-            request._told_ended(aborted=aborted)  # noqa: SLF001 - one with its scope
-            if self.reports is not None:
-                self.reports.ended(request)
+            request._told_ended(ended(aborted=aborted))  # noqa: SLF001 - as above
+            self.reports.ended(request)
 
     def _told_fact(self, fact: Fact) -> None:
         self.counters.count(fact, self._page_bytes)
-        if self.reports is not None:
-            self.reports.count(fact)
+        self.reports.count(fact)
         self.tell(fact)
 
     def tell(self, event: Event) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -45,6 +45,7 @@ from asyncache.linkers import Linker, Outcome
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+Plan = TypeVar("Plan", LookupPlan, LoadPlan, OffloadPlan)
 _CLAIMS = {
     Outcome.STORED: GOOD,
     Outcome.FAILED: FAILED,
@@ -84,6 +85,8 @@ class Transfers:
         self._health = health
         self._tell = tell
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self._vouched: set[int] = set()
+        """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._group: TaskGroup | None = None
         self._stop = anyio.Event()
@@ -98,18 +101,26 @@ class Transfers:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Hold the task group until :meth:`stop_all`; ends when every transfer has."""
-        async with anyio.create_task_group() as group:
-            self._group = group
-            ready()
-            await self._stop.wait()
-            self._is_stopping = True
-            group.cancel_scope.cancel()
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                ready()
+                await self._stop.wait()
+                self._is_stopping = True
+                group.cancel_scope.cancel()
+        finally:
+            self._group = None
+            self.stop_all()
+            # A task that was cancelled before its first step never ran.
+            for seq in list(self._scopes):
+                self._over(seq)
 
     def stop_all(self) -> None:
         """Stop every transfer, and begin no other."""
         self._stop.set()
-        for timer in self._timers.values():
+        for seq, timer in self._timers.items():
             timer.cancel()
+            self._votes.sink(seq, 0)
         self._timers.clear()
 
     # Plans in.
@@ -118,12 +129,12 @@ class Transfers:
         """Begin, or stop, a transfer."""
         match plan:
             case AskStore(lookup):
-                self._own(lookup.seq, self._lookup, lookup)
+                self._own(TransferKind.LOOKUP, self._lookup, lookup)
             case StartLoad(load):
-                self._board.begin(load.seq)
-                self._own(load.seq, self._load, load)
+                self._board.progress(load.seq)
+                self._own(TransferKind.LOAD, self._load, load)
             case StartOffload(offload):
-                self._own(offload.seq, self._offload, offload)
+                self._own(TransferKind.OFFLOAD, self._offload, offload)
             case OfferOffload():
                 self._offer(plan)
             case Stop(seq):
@@ -138,91 +149,89 @@ class Transfers:
             scope.cancel()
 
     def _own(
-        self, seq: int, work: Callable[..., Awaitable[None]], plan: object
+        self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
     ) -> None:
+        self._scopes[plan.seq] = anyio.CancelScope()
         if self._group is None or self._stop.is_set():
-            # Nobody will run it; a lookup or load that never began touches nothing.
-            self._votes.sink(seq, 0)
-            self._votes.quiet(seq)
-            self._board.end(seq)
-            return
-        self._scopes[seq] = anyio.CancelScope()
-        self._group.start_soon(self._run, seq, work, plan)
+            # Nobody will run it; what never began touches nothing.
+            self._over(plan.seq)
+        else:
+            self._group.start_soon(self._run, kind, work, plan)
 
     async def _run(
-        self, seq: int, work: Callable[..., Awaitable[None]], plan: object
+        self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
     ) -> None:
         try:
-            with self._scopes[seq]:
+            with self._scopes[plan.seq]:
                 await work(plan)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # Ours only if the group ends. Else a third party cancelled something that
             # the transfer awaited, and in an anyio group that would take all the
             # others along, silently.
             if self._is_stopping:
                 raise
+            self._failed(kind, plan, error)
+        except Exception as error:  # noqa: BLE001 - a store is foreign code
+            self._failed(kind, plan, error)
         finally:
-            del self._scopes[seq]
-            self._board.end(seq)
-            self._votes.quiet(seq)
+            self._over(plan.seq)
 
-    # Plans carried out. Each votes its claim on every way out.
+    def _over(self, seq: int) -> None:
+        """Vote: it touches nothing any more, and vouches for what it said at most."""
+        del self._scopes[seq]
+        self._board.end(seq)
+        if seq not in self._vouched:
+            self._votes.sink(seq, 0)
+        self._vouched.discard(seq)
+        self._votes.quiet(seq)
+
+    # Plans carried out. One that raises, or is cancelled, vouches for nothing.
 
     async def _lookup(self, plan: LookupPlan) -> None:
-        boundaries: list[int] = []
-        try:
-            if not self._health.is_down:
-                present = await self._linker.lookup(plan)
-                boundaries = restorable(plan, present)
-                self._health.succeeded()
-        except Exception as error:  # noqa: BLE001 - a store is foreign code
-            self._failed(TransferKind.LOOKUP, plan.end - plan.start, error)
-        finally:
+        if not self._health.is_down:
+            boundaries = restorable(plan, await self._linker.lookup(plan))
+            self._health.succeeded(TransferKind.LOOKUP)
             self._votes.answer(plan.seq, boundaries)
+            self._vouched.add(plan.seq)
 
     async def _load(self, plan: LoadPlan) -> None:
-        good, num_pages = 0, plan.end - plan.start
-        try:
-            good = await self._linker.load(
-                plan, lambda layer: self._board.landed(plan.seq, layer)
-            )
-            self._health.succeeded()
-        except Exception as error:  # noqa: BLE001 - a store is foreign code
-            self._failed(TransferKind.LOAD, num_pages, error)
-        finally:
-            self._votes.sink(plan.seq, good)
+        num_good = await self._linker.load(
+            plan, lambda layer: self._board.landed(plan.seq, layer)
+        )
+        self._vouch(plan.seq, max(0, min(num_good, plan.end - plan.start)))
+        self._health.succeeded(TransferKind.LOAD)
 
     async def _offload(self, plan: OffloadPlan) -> None:
-        claim, num_pages = FAILED, plan.end - plan.start
-        try:
-            outcome = await self._linker.offload(plan)
-            claim = _CLAIMS[outcome]
-            self._judge(outcome, num_pages)
-        except Exception as error:  # noqa: BLE001 - a store is foreign code
-            self._failed(TransferKind.OFFLOAD, num_pages, error)
-        finally:
-            self._votes.sink(plan.seq, claim)
+        outcome = await self._linker.offload(plan)
+        self._vouch(plan.seq, _CLAIMS[outcome])
+        self._judge(outcome, plan)
 
-    def _judge(self, outcome: Outcome, num_pages: int) -> None:
+    def _vouch(self, seq: int, claim: int) -> None:
+        self._votes.sink(seq, claim)
+        self._vouched.add(seq)
+
+    def _judge(self, outcome: Outcome, plan: OffloadPlan) -> None:
         if outcome is Outcome.REJECTED:
-            self._health.rejected(num_pages)
+            self._health.rejected(plan.end - plan.start)
         elif outcome is Outcome.FAILED:
-            self._failed(TransferKind.OFFLOAD, num_pages, None)
+            self._failed(TransferKind.OFFLOAD, plan, None)
         else:
-            self._health.succeeded()
+            self._health.succeeded(TransferKind.OFFLOAD)
 
     def _failed(
-        self, kind: TransferKind, num_pages: int, error: Exception | None
+        self, kind: TransferKind, plan: Plan, error: BaseException | None
     ) -> None:
-        self._tell(TransferFailed(kind, num_pages, error))
-        self._health.failed()
+        self._tell(TransferFailed(kind, plan.end - plan.start, error))
+        self._health.failed(kind)
 
     def _offer(self, plan: OfferOffload) -> None:
         """Agree to an offload as soon as the store may be tried."""
         delay_s = self._health.offload_delay_s(plan.attempts)
-        if not delay_s:
+        if self._stop.is_set():
+            self._votes.sink(plan.seq, 0)
+        elif not delay_s:
             self._votes.quiet(plan.seq)
-        elif not self._stop.is_set():
+        else:
             loop = asyncio.get_running_loop()
             self._timers[plan.seq] = loop.call_later(delay_s, self._offer_again, plan)
 
