@@ -1,4 +1,4 @@
-"""Links a device to what is outside it: the transport contract and its standard form."""
+"""Links a device to what is outside it: the transport contract, a standard form."""
 
 from asyncache.linkers._abc import Landed, Linker, Outcome
 from asyncache.linkers._store_linker import StoreLinker

@@ -11,6 +11,9 @@ import anyio
 class Staging:
     """Buffers that are lent one transfer at a time; who finds none waits.
 
+    Where there are two or more, offloads leave one to loads: a store that takes its
+    time to write must not keep anyone from reading.
+
     Args:
         num_buffers: Buffers, made when first needed.
         num_bytes: Bytes of each.
@@ -22,6 +25,13 @@ class Staging:
         self._free: list[memoryview] = []
         self._num_bytes = num_bytes
         self._room = anyio.Semaphore(num_buffers)
+        self._offload_room = anyio.Semaphore(max(1, num_buffers - 1))
+
+    @asynccontextmanager
+    async def borrow_for_offload(self) -> AsyncIterator[memoryview]:
+        """Lend a buffer to an offload, until the block is left."""
+        async with self._offload_room, self.borrow() as buffer:
+            yield buffer
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[memoryview]:

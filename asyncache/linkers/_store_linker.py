@@ -116,13 +116,13 @@ class StoreLinker(Linker):
     async def offload(self, plan: OffloadPlan) -> Outcome:
         if plan.parent is not None:
             parent = PageKey(plan.parent, self._spaces[plan.pieces[0].pool])
-            if not all(await self._store.contains([parent])):
+            if not any(await self._store.contains([parent])):
                 return Outcome.PARENT_MISSING
         for batch in self._batches(plan.pieces):
             statuses = await self._write(batch)
             if Status.REJECTED in statuses:
                 return Outcome.REJECTED
-            if any(status is not Status.HIT for status in statuses):
+            if list(statuses) != [Status.HIT] * len(batch.pages):
                 return Outcome.FAILED
         return Outcome.STORED
 
@@ -135,7 +135,7 @@ class StoreLinker(Linker):
         return [range(*run) for run in itertools.pairwise(edges)]
 
     def _batches(self, pieces: Sequence[Moved]) -> list[Batch]:
-        """Cut pieces into batches, in the order of positions: a bad page ends the run."""
+        """Cut pieces into batches by position, for a bad page ends the run."""
         batches = [batch for piece in pieces for batch in self._cut(piece)]
         return sorted(batches, key=lambda batch: batch.start)
 
@@ -164,7 +164,10 @@ class StoreLinker(Linker):
             views = _cut_buffer(buffer, len(pages), len(own) * batch.space.layer_bytes)
             end = _good_end(batch, await self._store.get_into(batch.keys, views, which))
             count = end - batch.start
-            await device.write_pages(batch.pool, pages[:count], views[:count], which)
+            if count:
+                await device.write_pages(
+                    batch.pool, pages[:count], views[:count], which
+                )
             return end
 
     async def _write(self, batch: Batch) -> list[Status]:
@@ -172,17 +175,17 @@ class StoreLinker(Linker):
         if device.host_addressable:
             views = device.page_views(batch.pool, pages)
             return await self._store.put(batch.keys, views)
-        async with self._staging.borrow() as buffer:
+        async with self._staging.borrow_for_offload() as buffer:
             views = _cut_buffer(buffer, len(pages), batch.space.page_bytes)
             await device.read_pages(batch.pool, pages, views)
             return await self._store.put(batch.keys, views)
 
 
 def _good_end(batch: Batch, statuses: Sequence[Status]) -> int:
-    for index, status in enumerate(statuses):
-        if status is not Status.HIT:
+    for index, _ in enumerate(batch.pages):
+        if index >= len(statuses) or statuses[index] is not Status.HIT:
             return batch.start + index
-    return batch.start + len(statuses)
+    return batch.start + len(batch.pages)
 
 
 def _cut_buffer(buffer: memoryview, count: int, size: int) -> list[list[memoryview]]:
