@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -88,7 +89,7 @@ def load_smollm2(directory: Path = CACHE_DIRECTORY) -> tuple[PagedLlama, ChatTok
     weights = directory / f"{MODEL_NAME}-{_CACHE_VERSION}.safetensors"
     tokens = directory / f"{MODEL_NAME}-{_CACHE_VERSION}.tokenizer.json"
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         if not (weights.exists() and tokens.exists()):
             directory.mkdir(parents=True, exist_ok=True)
             _convert(_gguf_path(), weights, tokens, progress)
