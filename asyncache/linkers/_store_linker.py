@@ -107,7 +107,9 @@ class StoreLinker(Linker):
         for layers in self._layer_runs():
             for batch in batches:
                 if batch.start < good:
-                    good = min(good, await self._read(batch, layers))
+                    num_good = await self._read(batch, layers)
+                    if num_good < len(batch.pages):
+                        good = min(good, batch.start + num_good)
             if good == plan.end:
                 for layer in layers:
                     landed(layer)
@@ -149,26 +151,26 @@ class StoreLinker(Linker):
             yield Batch(space.pool, space, start, pages, hashes)
 
     async def _read(self, batch: Batch, layers: range) -> int:
-        """Fill a batch; return the position of its first bad page, or its end."""
+        """Fill a batch; return how many of its leading pages are good."""
         own = range(layers.start, min(layers.stop, batch.space.num_layers))
         if not own:
-            return batch.start + len(batch.pages)
+            return len(batch.pages)
         which = None if len(own) == batch.space.num_layers else own
         device, pages = self._device, batch.pages
         if device.host_addressable:
             views = device.page_views(batch.pool, pages, which)
-            return _good_end(
+            return _num_good(
                 batch, await self._store.get_into(batch.keys, views, which)
             )
         async with self._staging.borrow() as buffer:
             views = _cut_buffer(buffer, len(pages), len(own) * batch.space.layer_bytes)
-            end = _good_end(batch, await self._store.get_into(batch.keys, views, which))
-            count = end - batch.start
+            statuses = await self._store.get_into(batch.keys, views, which)
+            count = _num_good(batch, statuses)
             if count:
                 await device.write_pages(
                     batch.pool, pages[:count], views[:count], which
                 )
-            return end
+            return count
 
     async def _write(self, batch: Batch) -> list[Status]:
         device, pages = self._device, batch.pages
@@ -181,11 +183,11 @@ class StoreLinker(Linker):
             return await self._store.put(batch.keys, views)
 
 
-def _good_end(batch: Batch, statuses: Sequence[Status]) -> int:
-    for index, _ in enumerate(batch.pages):
-        if index >= len(statuses) or statuses[index] is not Status.HIT:
-            return batch.start + index
-    return batch.start + len(batch.pages)
+def _num_good(batch: Batch, statuses: Sequence[Status]) -> int:
+    for index, (_, status) in enumerate(zip(batch.pages, statuses, strict=False)):
+        if status is not Status.HIT:
+            return index
+    return min(len(batch.pages), len(statuses))
 
 
 def _cut_buffer(buffer: memoryview, count: int, size: int) -> list[list[memoryview]]:
