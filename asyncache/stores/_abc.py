@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
-from asyncache.core import PageKey
+from asyncache.core import PageKey, PageSpace
 
 PageBuffers = Sequence[memoryview]
 
@@ -144,17 +144,22 @@ def check_batch(
             space = key.space
             layer_bytes = space.layer_bytes
             page_bytes = len(_check_layers(layers, space.num_layers)) * layer_bytes
-        sizes = [buffer.nbytes for buffer in page]
-        if sum(sizes) != page_bytes:
-            raise ValueError(
-                f"a page of {space.name} has {page_bytes} bytes here, not {sum(sizes)}"
-            )
-        if len(sizes) > 1 and not all(
-            size and not size % layer_bytes for size in sizes
-        ):
-            raise ValueError(
-                f"a buffer has whole layer slices of {layer_bytes} bytes, not {sizes}"
-            )
+        if len(page) != 1 or page[0].nbytes != page_bytes:
+            _check_pieces(space, page, layer_bytes, page_bytes)
+
+
+def _check_pieces(
+    space: PageSpace, page: PageBuffers, layer_bytes: int, page_bytes: int
+) -> None:
+    sizes = [buffer.nbytes for buffer in page]
+    if sum(sizes) != page_bytes:
+        raise ValueError(
+            f"a page of {space.name} has {page_bytes} bytes here, not {sum(sizes)}"
+        )
+    if len(sizes) > 1 and not all(size and not size % layer_bytes for size in sizes):
+        raise ValueError(
+            f"a buffer has whole layer slices of {layer_bytes} bytes, not {sizes}"
+        )
 
 
 def _check_layers(layers: range | None, num_layers: int) -> range:

@@ -40,6 +40,11 @@ class Frame:
         self.head_bytes = -(-used // _HEAD_ALIGNMENT) * _HEAD_ALIGNMENT
         self.file_bytes = self.head_bytes + self.page_bytes
         self._space_name = space.name.encode()
+        # Made once: making them page by page took as long as half of the digests.
+        self._cuts = [
+            slice(start, start + self.layer_bytes)
+            for start in range(0, self.page_bytes, self.layer_bytes)
+        ]
         self._plain, self._digested = (
             _FIXED.pack(MAGIC, VERSION, kind, self.num_layers, self.layer_bytes)
             for kind in (_NO_DIGESTS, _XXH3_64)
@@ -79,8 +84,7 @@ class Frame:
         size = self.layer_bytes
         if size * len(buffers) == sum(map(len, buffers)):
             return buffers
+        cuts = self._cuts
         return [
-            buffer[start : start + size]
-            for buffer in buffers
-            for start in range(0, len(buffer), size)
+            buffer[cut] for buffer in buffers for cut in cuts[: len(buffer) // size]
         ]
