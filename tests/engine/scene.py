@@ -1,0 +1,309 @@
+"""What tests of the engine set up: a small model whose pages tell what they mean.
+
+A page's bytes are a function of its layer and of all tokens up to its end, so a page
+that was given to two, read before it landed or loaded into the wrong place shows. Pools
+begin poisoned: nothing but a copy of the right page makes a page right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import torch
+
+from asyncache.core import (
+    AttentionPool,
+    KVLayout,
+    Namespace,
+    PageKey,
+    PageState,
+    hash_pages,
+    root_hash,
+)
+from asyncache.devices import CpuDevice, Device
+from asyncache.engine import Event, KVCache, Limits, Request
+from asyncache.linkers import Linker, StoreLinker
+from asyncache.stores import MemoryStore, Store
+from asyncache.testing import GateDevice, GateStore
+
+PAGE = 4
+"""Tokens a page."""
+KV = AttentionPool(num_layers=2, num_kv_heads=1, head_dim=4, dtype="uint8")
+LAYOUT = KVLayout(model="scene", page_tokens=PAGE, pools=(KV,))
+POISON = 0xFF
+LIMITS = Limits(close_s=5.0, retry_s=0.001, breaker_s=0.001)
+
+
+def prompt(num_pages: int, *, seed: int = 0) -> list[int]:
+    """Return a prompt of so many whole pages and one token, which is never a hit."""
+    return [1000 * seed + place for place in range(num_pages * PAGE + 1)]
+
+
+# What a page means.
+
+
+def content(tokens: Sequence[int], position: int, pool=KV, layout=LAYOUT) -> bytes:
+    """Return the bytes of the page at a position of a prompt, all layers."""
+    prefix = array("i", tokens[: (position + 1) * layout.page_tokens]).tobytes()
+    space = layout.space(pool)
+    return b"".join(
+        hashlib.shake_128(f"{pool.name} {layer}".encode() + prefix).digest(
+            space.layer_bytes
+        )
+        for layer in range(space.num_layers)
+    )
+
+
+def read(device: Device, page: int, pool: str = "kv") -> bytes:
+    """Return the bytes of a page."""
+    return device.tensor(pool)[page].contiguous().numpy().tobytes()
+
+
+def write(device: Device, page: int, data: bytes, pool: str = "kv") -> None:
+    """Overwrite a page, as a model does."""
+    target = device.tensor(pool)[page]
+    target.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8).view_as(target))
+
+
+def snapshot(device: Device, pool: str = "kv") -> list[bytes]:
+    """Return the bytes of all pages."""
+    return [read(device, page, pool) for page in range(device.num_pages[pool])]
+
+
+def compute(device: Device, request: Request, tokens: Sequence[int], start=0) -> None:
+    """Fill a request's whole pages from a position on, as a forward would."""
+    table = request.page_table["kv"]
+    for position in range(start, min(len(table), len(tokens) // PAGE)):
+        write(device, table[position], content(tokens, position))
+
+
+def check_pages(
+    device: Device, request: Request, tokens: Sequence[int], num_tokens: int
+) -> None:
+    """Raise unless the leading pages of a request hold what they mean."""
+    table = request.page_table["kv"]
+    for position in range(num_tokens // PAGE):
+        assert read(device, table[position]) == content(tokens, position), position
+
+
+# Stores.
+
+
+def keys(tokens: Sequence[int], namespace: Namespace = None, pool=KV, layout=LAYOUT):
+    """Return the store keys of a prompt's whole pages."""
+    packed = array("i", tokens).tobytes()
+    root = root_hash(layout, namespace)
+    hashes = hash_pages(packed, page_tokens=layout.page_tokens, parent=root)
+    space = layout.space(pool)
+    return [PageKey(page_hash, space) for page_hash in hashes]
+
+
+async def store_pages(
+    store: Store,
+    tokens: Sequence[int],
+    namespace: Namespace = None,
+    pool=KV,
+    layout=LAYOUT,
+) -> list[PageKey]:
+    """Put a prompt's whole pages into a store, as another process did before."""
+    names = keys(tokens, namespace, pool, layout)
+    pages = [
+        [memoryview(content(tokens, position, pool, layout))]
+        for position in range(len(names))
+    ]
+    await store.put(names, pages)
+    return names
+
+
+async def memory_store(*prompts: Sequence[int]) -> MemoryStore:
+    """Return a store that holds these prompts."""
+    store = MemoryStore(2**24)
+    for tokens in prompts:
+        await store_pages(store, tokens)
+    return store
+
+
+async def gate_store(*prompts: Sequence[int], is_open: bool = False) -> GateStore:
+    """Return a store that holds these prompts, and its callers."""
+    return GateStore(await memory_store(*prompts), is_open=is_open)
+
+
+# Caches.
+
+
+@dataclass
+class Log:
+    """Keeps all events."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@dataclass
+class Scene:
+    """A cache, where its pages are, and what it told."""
+
+    cache: KVCache
+    device: Device
+    log: Log
+
+    @property
+    def replica(self):
+        return self.cache._runtime.replica
+
+    def dump(self):
+        """Return the whole state, for comparing."""
+        return self.replica.dump()
+
+    def pages(self, state: PageState, pool: int = 0) -> set[int]:
+        """Return which pages are in a state."""
+        ledger = self.replica._state.ledgers[pool]
+        return {p for p in range(ledger.num_pages) if ledger.state(p) is state}
+
+    @property
+    def pool(self):
+        """Page counts of the attention pool."""
+        return self.cache.statistics().replica.pools["kv"]
+
+    async def serve(self, tokens: Sequence[int], **restore: float) -> int:
+        """Serve a prompt from its restore to its commit; return the hit's length."""
+        with self.cache.request(tokens) as request:
+            hit = await (await request.restore(**restore)).wait()
+            self.finish(request, tokens, hit.num_tokens)
+            return hit.num_tokens
+
+    def finish(self, request: Request, tokens: Sequence[int], num_hit: int) -> None:
+        """Compute what a hit does not cover, and share it."""
+        check_pages(self.device, request, tokens, num_hit)
+        request.extend(len(tokens))
+        with self.cache.forward([request]):
+            compute(self.device, request, tokens, num_hit // PAGE)
+        request.commit(len(tokens))
+
+    async def rest(self) -> None:
+        """Wait until nothing moves, and check that nothing was left behind."""
+        assert await self.cache.drain(deadline_s=20) == 0
+        with anyio.fail_after(20):
+            # A lookup that was stopped moves no pages, but may still end a thread.
+            while self.cache.statistics().transfers:
+                await turns(1)
+        await turns(3)
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        """Raise unless everything went back to where it came from."""
+        self.cache.check_invariants()
+        statistics = self.cache.statistics()
+        assert statistics.leaked_pages == 0, statistics
+        assert statistics.transfers == 0
+        replica = statistics.replica
+        assert replica.num_requests == replica.num_waiting == 0, replica
+        assert replica.promised_pages == 0
+        runtime = self.cache._runtime
+        assert not runtime._deadlines
+        assert not runtime._resting
+        assert not runtime.board._loads
+        assert not runtime.board._waiters
+        assert not runtime.driver._votes.said()
+        assert not runtime.driver._open_brackets
+        if runtime.transfers is not None:
+            assert not runtime.transfers._vouched
+        # What is in the tree is what it means, whatever was cancelled before.
+        for name, root in self.replica._state.tree.roots.items():
+            if name == root_hash(LAYOUT):
+                self._check_tree(root, b"")
+
+    def _check_tree(self, node, prefix: bytes) -> None:
+        for child in node.children.values():
+            tokens = array("i", prefix + child.edge)
+            for index, page in enumerate(child.pages[0]):
+                wanted = content(tokens, child.start + index)
+                assert read(self.device, page) == wanted, (child, index)
+            self._check_tree(child, prefix + child.edge)
+
+
+@asynccontextmanager
+async def scene(
+    store: Store | None = None,
+    *,
+    num_pages: int = 8,
+    device: Device | None = None,
+    linker: Callable[[Device], Linker] | None = None,
+    limits: Limits = LIMITS,
+    check: bool = True,
+    **arguments,
+) -> AsyncIterator[Scene]:
+    """Open a cache over poisoned pages; at its end nothing may be left behind."""
+    device = device or CpuDevice(LAYOUT, num_pages)
+    for pool in LAYOUT.pools:
+        device.tensor(pool.name).fill_(POISON)
+    log = arguments.pop("observer", None) or Log()
+    async with KVCache(
+        LAYOUT,
+        device=device,
+        store=store,
+        linker=None if linker is None else linker(device),
+        limits=limits,
+        observer=log,
+        **arguments,
+    ) as cache:
+        view = Scene(cache, device, log)
+        yield view
+        if check:
+            await view.rest()
+    view.cache.check_invariants()
+    assert view.cache.statistics().transfers == 0
+
+
+def gate_device(num_pages: int = 8, *, is_open: bool = False) -> GateDevice:
+    """Return a device as far away as an accelerator."""
+    return GateDevice(CpuDevice(LAYOUT, num_pages), is_open=is_open)
+
+
+def staged(store: Store, **arguments) -> Callable[[Device], Linker]:
+    """Return what links a store through staging buffers, or in parts."""
+    return lambda device: StoreLinker(store, device, **arguments)
+
+
+async def turns(count: int) -> None:
+    """Let other tasks run for so many turns of the loop."""
+    for _ in range(count):
+        await anyio.lowlevel.checkpoint()
+
+
+@contextmanager
+def unchanged(view: Scene) -> Iterator[None]:
+    """Raise unless what is done inside changes nothing."""
+    before = view.dump()
+    yield
+    assert view.dump() == before
+
+
+class StubbornStore(GateStore):
+    """Reads to the end, whatever becomes of the caller: as a thread does.
+
+    The pages that it was lent are written when its gate opens, and not before.
+    """
+
+    async def get_into(self, keys, targets, layers=None):
+        found = []
+
+        async def read_to_end() -> None:
+            with anyio.CancelScope(shield=True):
+                await self.get_gate.pass_through()
+                found.append(await self._inner.get_into(keys, targets, layers))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read_to_end)
+        return found[0]
