@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import ExitStack
 from statistics import median
 
 import anyio
@@ -29,26 +30,37 @@ class _KeptStore(MemoryStore):
 
 def run(num_rounds: int) -> Iterator[Row]:
     """Restore from memory, and step an idle cache."""
-    yield asyncio.run(_restore(4, 6, num_rounds))
-    yield asyncio.run(_restore(384, None, num_rounds))
+    yield asyncio.run(_restore(4, num_rounds, bound=6))
+    yield asyncio.run(_restore(4, num_rounds, num_others=200))
+    yield asyncio.run(_restore(384, num_rounds))
     yield asyncio.run(_idle_step(num_rounds))
 
 
-async def _restore(num_pages: int, bound: float | None, num_rounds: int) -> Row:
+async def _restore(
+    num_pages: int,
+    num_rounds: int,
+    *,
+    num_others: int = 0,
+    bound: float | None = None,
+) -> Row:
     layout, store = inputs.layout(), _KeptStore(2**30)
     prompts = [inputs.packed(num_pages * PAGE + 1, seed) for seed in range(NUM_PROMPTS)]
     views = [memoryview(prompt).cast("i") for prompt in prompts]
-    device = CpuDevice(layout, num_pages=NUM_PROMPTS * (num_pages + 1))
+    room = NUM_PROMPTS * (num_pages + 1) + num_others
+    device = CpuDevice(layout, num_pages=room)
     await _fill(layout, device, store, views)
 
     async def ours() -> float:
         watch = Stopwatch()
         async with KVCache(layout, device=device, store=store) as cache:
-            for view in views:
-                with watch, cache.request(view) as request:
-                    hit = await request.restore()
-                    await hit.wait()
-                    assert hit.num_tokens == num_pages * PAGE
+            with ExitStack() as others:
+                for token in range(num_others):
+                    others.enter_context(cache.request([token])).extend(1)
+                for view in views:
+                    with watch, cache.request(view) as request:
+                        hit = await request.restore()
+                        await hit.wait()
+                        assert hit.num_tokens == num_pages * PAGE
             assert cache.statistics().counters.loaded_pages == num_pages * NUM_PROMPTS
         return watch.seconds / NUM_PROMPTS
 
@@ -62,9 +74,10 @@ async def _restore(num_pages: int, bound: float | None, num_rounds: int) -> Row:
                     await event.wait()
         return watch.seconds / NUM_PROMPTS
 
+    beside = f" beside {num_others} requests" if num_others else ""
     ours_s, baseline_s = await interleave_async(ours, baseline, num_rounds=num_rounds)
     return Row(
-        name=f"restore {num_pages} pages from MemoryStore",
+        name=f"restore {num_pages} pages from MemoryStore{beside}",
         ours=1e6 * ours_s,
         baseline=1e6 * baseline_s,
         against="one anyio task + Event",

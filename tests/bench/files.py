@@ -26,6 +26,7 @@ from tests.bench.measure import Row, Stopwatch, interleave_async
 KIB, MIB = 2**10, 2**20
 BATCH_BYTES = 32 * MIB  # what a StoreLinker moves at once
 NUM_THREADS = 4
+NUM_LAYERS = {64 * KIB: 4, 256 * KIB: 8, 2 * MIB: 32}
 
 
 def run(num_rounds: int) -> Iterator[Row]:
@@ -41,7 +42,7 @@ class _Bench:
     """Pages of one size in files and in a device."""
 
     def __init__(self, page_bytes: int, num_pages: int) -> None:
-        layout = inputs.layout(page_bytes)
+        layout = inputs.layout(page_bytes, NUM_LAYERS[page_bytes])
         self.page_bytes, self.num_pages = page_bytes, num_pages
         self.name = f"{page_bytes // KIB} KiB pages"
         device = CpuDevice(layout, num_pages=num_pages)

@@ -9,23 +9,14 @@ from asyncache.core import AttentionPool, KVLayout
 
 PAGE_TOKENS = 16
 
-# Layers, heads and head size of 16-bit pages with 16 tokens.
-_SHAPES = {
-    256: (1, 1, 4),
-    16 * 2**10: (4, 1, 64),
-    64 * 2**10: (4, 2, 128),
-    256 * 2**10: (8, 4, 128),
-    2 * 2**20: (32, 8, 128),
-}
 
-
-def layout(page_bytes: int = 256) -> KVLayout:
+def layout(page_bytes: int = 256, num_layers: int = 1) -> KVLayout:
     """Return a layout of one full-attention pool with pages of so many bytes."""
-    num_layers, num_kv_heads, head_dim = _SHAPES[page_bytes]
+    page_items = page_bytes // 2  # of 16 bits
     pool = AttentionPool(
         num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=1,
+        head_dim=page_items // (num_layers * 2 * PAGE_TOKENS),
         dtype="float16",
     )
     made = KVLayout(model="bench", page_tokens=PAGE_TOKENS, pools=(pool,))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
-from asyncache.devices import CpuDevice
+from asyncache.devices import CpuDevice, PageOrder
 from asyncache.engine import KVCache
 from asyncache.stores import FileStore, MemoryStore, Store
 from tests.bench import inputs
@@ -21,6 +21,9 @@ NUM_TOKENS = 32_768
 NUM_PAGES = NUM_TOKENS // inputs.PAGE_TOKENS
 PAGE_BYTES = 16 * 2**10
 BOUND_MS = 5.0
+WORTH_A_ROW_MS = 1.0
+POOLS = {PageOrder.PAGE_FIRST: 4, PageOrder.LAYER_FIRST: 32}
+"""Layers by order: where layers come first, each page is that many pieces."""
 
 
 class Stretches:
@@ -64,40 +67,45 @@ class _KeptStore(MemoryStore):
 
 def run(num_rounds: int) -> Iterator[Row]:
     """Serve a prompt of 32k tokens, cold and then from the store."""
-    num_rounds = min(num_rounds, 7)
-    memory, files = [], []
-    for _ in range(num_rounds):
-        store = _KeptStore(2**30)
-        memory.append(_run_once(store, store))
-        with tempfile.TemporaryDirectory(prefix="asyncache-bench-") as folder:
-            files.append(_run_once(FileStore(folder), FileStore(folder)))
-    yield from _rows("MemoryStore", memory)
-    yield from _rows("FileStore", files)
+    for order, num_layers in POOLS.items():
+        memory, files = [], []
+        for _ in range(min(num_rounds, 7)):
+            store = _KeptStore(2**30)
+            memory.append(_run_once(order, store, store))
+            with tempfile.TemporaryDirectory(prefix="asyncache-bench-") as folder:
+                files.append(_run_once(order, FileStore(folder), FileStore(folder)))
+        layers = f"{num_layers} layers {order.value.replace('_', '-')}"
+        yield from _rows(f"MemoryStore, {layers}", memory)
+        yield from _rows(f"FileStore, {layers}", files)
 
 
-def _rows(store: str, runs: list[dict[str, float]]) -> Iterator[Row]:
-    longest = {phase: median(run[phase] for run in runs) for phase in runs[0]}
-    for phase, seconds in longest.items():
-        yield Row(
-            name=f"longest stretch, {store}: {phase}",
-            ours=1e3 * seconds,
-            unit="ms",
-            bound=BOUND_MS,
-        )
+def _rows(setting: str, runs: list[dict[str, float]]) -> Iterator[Row]:
+    longest_ms = {phase: 1e3 * median(run[phase] for run in runs) for phase in runs[0]}
+    worst_first = sorted(longest_ms, key=lambda phase: -longest_ms[phase])
+    for place, phase in enumerate(worst_first):
+        if not place or longest_ms[phase] >= WORTH_A_ROW_MS:
+            yield Row(
+                name=f"longest stretch, {setting}: {phase}",
+                ours=longest_ms[phase],
+                unit="ms",
+                bound=BOUND_MS,
+            )
 
 
-def _run_once(*stores: Store) -> dict[str, float]:
+def _run_once(order: PageOrder, *stores: Store) -> dict[str, float]:
     """Serve once with each store; the later ones have what the first was given."""
     stretches = Stretches()
     with stretches.watch():
-        asyncio.run(_serve_with(stores, stretches))
+        asyncio.run(_serve_with(order, stores, stretches))
     del stretches.longest_s[""]
     return dict(stretches.longest_s)
 
 
-async def _serve_with(stores: Sequence[Store], stretches: Stretches) -> None:
-    layout = inputs.layout(PAGE_BYTES)
-    device = CpuDevice(layout, num_pages=2 * NUM_PAGES)
+async def _serve_with(
+    order: PageOrder, stores: Sequence[Store], stretches: Stretches
+) -> None:
+    layout = inputs.layout(PAGE_BYTES, POOLS[order])
+    device = CpuDevice(layout, num_pages=2 * NUM_PAGES, order=order)
     prompt, expected = inputs.tokens(NUM_TOKENS), 0
     for store in stores:
         async with KVCache(layout, device=device, store=store) as cache:
