@@ -202,7 +202,7 @@ def dump(state: State) -> tuple[object, ...]:
     ]
     brackets = [
         (
-            (bracket.number, _serials(bracket.pins), bracket.held),
+            (bracket.number, _serials(bracket.pins), list(bracket.held)),
             [(node.serial, start) for node, start in bracket.writes],
             [request.seq for request in bracket.requests],
         )
@@ -248,7 +248,7 @@ def _detail(transaction: Transaction) -> object:
         case Load():
             waiters = [request.seq for request in transaction.interest]
             span = (transaction.start, transaction.end, _serial(transaction.anchor))
-            return (waiters, span, transaction.pieces, transaction.held)
+            return (waiters, span, list(transaction.pieces), list(transaction.held))
         case Lookup(start=start, covered=covered, end=end, asked=asked):
             return (transaction.request.seq, start, covered, end, asked)
         case Ready(start=start, anchor=anchor) | Offload(start=start, anchor=anchor):

@@ -45,8 +45,7 @@ def grant_waiting(state: State) -> None:
     """Go on with each restore whose reservation has come."""
     for request in grant(state):
         lookup = request.lookup
-        if lookup is None:
-            continue
+        assert lookup is not None
         if not _ask(state, lookup):
             agree(state, lookup, 0)
 

@@ -136,6 +136,7 @@ def tend(state: State) -> None:
             start_load(state, transaction)
         elif isinstance(transaction, Offload):
             start_offload(state, transaction)
-        elif isinstance(transaction, Ready):
+        else:
+            assert isinstance(transaction, Ready)
             offer(state, transaction)
     state.fold_counts()
