@@ -8,34 +8,59 @@ while something still writes it, shows as content that is not its prefix.
 
 from __future__ import annotations
 
-import random
 from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from asyncache.core import (
+    GOOD,
     AskStore,
     AsyncacheError,
+    AttentionPool,
+    Ballot,
     Bounds,
-    Ended,
+    Fact,
+    FactKind,
+    InvariantError,
     KVLayout,
     LoadPlan,
     LookupPlan,
-    OffloadPlan,
     OfferOffload,
+    OffloadPlan,
+    PageHash,
     PageState,
     Replica,
     RequestState,
-    Restored,
-    Settled,
-    Shortened,
     StartLoad,
     StartOffload,
     Stop,
     Votes,
+    WindowPool,
+    hash_pages,
     restorable,
+    root_hash,
 )
 
 GARBAGE = "garbage"
+NAMESPACES = (None, "a", "b")
+SHAPE = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "dtype": "uint8"}
+FULL = AttentionPool(name="kv", **SHAPE)
+
+
+def window_pool(num_tokens: int, name: str = "window") -> WindowPool:
+    return WindowPool(name=name, window_tokens=num_tokens, **SHAPE)
+
+
+def layout_of(*pools, page_tokens: int = 2) -> KVLayout:
+    return KVLayout(model="m", page_tokens=page_tokens, pools=pools or (FULL,))
+
+
+def pack(tokens: Iterable[int]) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+Content = object
+Contents = dict[PageHash, Content]
 
 
 @dataclass
@@ -43,7 +68,7 @@ class Forward:
     """What one rank's run of the model will write when it ends."""
 
     number: int
-    writes: list[tuple[int, int, tuple[object, bytes]]]
+    writes: list[tuple[int, int, Content]]
 
 
 @dataclass
@@ -51,15 +76,19 @@ class Rank:
     """One rank: a replica, its votes, its pages, and what is under way on it."""
 
     replica: Replica
-    pages: list[list[object]]
+    pages: list[list[Content]]
     votes: Votes = field(default_factory=Votes)
     lookups: dict[int, LookupPlan] = field(default_factory=dict)
     loads: dict[int, LoadPlan] = field(default_factory=dict)
     offloads: dict[int, OffloadPlan] = field(default_factory=dict)
     readies: dict[int, OfferOffload] = field(default_factory=dict)
     forwards: list[Forward] = field(default_factory=list)
-    store: set[tuple[int, bytes]] = field(default_factory=set)
+    store: set[tuple[int, PageHash]] = field(default_factory=set)
     told: list[object] = field(default_factory=list)
+
+    @property
+    def state(self):
+        return self.replica._state
 
 
 class Cluster:
@@ -67,28 +96,61 @@ class Cluster:
 
     def __init__(
         self,
-        layout: KVLayout,
-        num_pages: int,
+        layout: KVLayout | None = None,
+        num_pages: int | dict[str, int] = 16,
         *,
-        num_ranks: int,
-        bounds: Bounds,
-        seed: int = 0,
+        num_ranks: int = 1,
+        attach: bool = True,
+        **bounds: int,
     ) -> None:
-        self.layout = layout
-        self.random = random.Random(seed)
-        self.stride = 4 * layout.page_tokens
-        sizes = {pool.name: num_pages for pool in layout.pools}
+        self.layout = layout_of() if layout is None else layout
+        self.bounds = Bounds(**bounds)
+        self.stride = 4 * self.layout.page_tokens
+        sizes = num_pages
+        if isinstance(sizes, int):
+            sizes = {pool.name: num_pages for pool in self.layout.pools}
         self.ranks = [
             Rank(
-                Replica(layout, sizes, bounds),
-                [[GARBAGE] * num_pages for _ in layout.pools],
+                Replica(self.layout, sizes, self.bounds),
+                [[GARBAGE] * sizes[pool.name] for pool in self.layout.pools],
             )
             for _ in range(num_ranks)
         ]
-        self.names: dict[int, object] = {}
+        self.roots = {root_hash(self.layout, name): name for name in NAMESPACES}
+        self.names: dict[int, str | None] = {}
         self.requests: dict[int, list[RequestState]] = {}
-        self.flight: list[tuple[list, list[array]]] = []
-        self.call("attach")
+        self.covered: dict[int, int] = {}
+        """Tokens of a request that a forward has computed, or has begun to."""
+        self.contents: Contents = {}
+        """What each page is that may be in a store."""
+        self.flight: list[tuple[list[Ballot], list[array[int]]]] = []
+        if attach:
+            self.call("attach")
+
+    @property
+    def first(self) -> Rank:
+        return self.ranks[0]
+
+    @property
+    def replica(self) -> Replica:
+        return self.first.replica
+
+    def request(self, seq: int) -> RequestState:
+        return self.requests[seq][0]
+
+    def fill_stores(self, tokens: Iterable[int], name: str | None = None) -> None:
+        """Put each page of a prompt, of all pools, into every rank's store."""
+        for page in self.learn(pack(tokens), name):
+            for rank in self.ranks:
+                rank.store |= {(pool, page) for pool in range(len(self.layout.pools))}
+
+    def learn(self, packed: bytes, name: str | None) -> list[PageHash]:
+        """Note what the pages of a prompt are; return their hashes."""
+        root = root_hash(self.layout, name)
+        hashes = hash_pages(packed, page_tokens=self.layout.page_tokens, parent=root)
+        for index, page in enumerate(hashes):
+            self.contents[page] = (name, packed[: (index + 1) * self.stride])
+        return hashes
 
     # Calls, the same on every rank.
 
@@ -100,46 +162,57 @@ class Cluster:
             first = () if seq is None else (self.requests[seq][place],)
             try:
                 results.append(method(*first, *args, **kwargs))
+            except InvariantError:
+                raise
             except (AsyncacheError, ValueError) as error:
-                results.append(repr(error))
-                if type(error).__name__ == "InvariantError":
-                    raise
+                results.append(error)
             self.carry_out(rank)
+        self.forget_ended()
         self.check()
         return results
 
-    def open(self, tokens: list[int], namespace=None, reserve=0) -> int | None:
-        packed = array("i", tokens).tobytes()
+    def open(self, tokens, name: str | None = None, reserve: int = 0) -> int | None:
+        """Open a request; return its number, or None if all ranks refuse it."""
+        packed = pack(tokens)
         results = self.call(
-            "open", None, packed, namespace=namespace, num_reserve_tokens=reserve
+            "open", None, packed, namespace=name, num_reserve_tokens=reserve
         )
-        if isinstance(results[0], str):
-            assert len(set(results)) == 1
+        if isinstance(results[0], Exception):
+            assert len({repr(error) for error in results}) == 1
             return None
         seq = results[0].seq
-        self.requests[seq] = results
-        self.names[seq] = namespace
+        self.requests[seq], self.names[seq], self.covered[seq] = results, name, 0
+        self.learn(packed, name)
         return seq
 
-    def simple(self, name: str, seq: int, *args):
-        """Make a call whose results are values."""
-        results = self.call(name, seq, *args)
-        assert len(set(map(str, results))) == 1, results
+    def do(self, name: str, seq: int, *args, **kwargs):
+        """Make a call on a request; return what all ranks return, or raise it."""
+        results = self.call(name, seq, *args, **kwargs)
+        assert len(set(map(repr, results))) == 1, results
+        if isinstance(results[0], Exception):
+            raise results[0]
+        if name == "append":
+            self.learn(bytes(self.request(seq).tokens), self.names[seq])
         return results[0]
 
     def forward(self, seqs: list[int]) -> None:
         """Run the model on some requests: it reads what is there, writes at its end."""
-        number = None
         for place, rank in enumerate(self.ranks):
             requests = [self.requests[seq][place] for seq in seqs]
             number = rank.replica.forward(requests)
             self.carry_out(rank)
-            writes = [w for seq, r in zip(seqs, requests) for w in self.computed(seq, r)]
+            writes = [
+                write
+                for seq, request in zip(seqs, requests, strict=True)
+                for write in self.computed(seq, request)
+            ]
             rank.forwards.append(Forward(number, writes))
+        for seq in seqs:
+            self.covered[seq] = self.request(seq).extent
         self.check()
 
-    def computed(self, seq: int, request: RequestState):
-        """Return what a forward over a request's own pages writes."""
+    def computed(self, seq: int, request: RequestState) -> Iterator[tuple]:
+        """Yield what a forward over a request's own pages writes."""
         key, name = bytes(request.tokens), self.names[seq]
         whole = request.extent // self.layout.page_tokens
         for pool, table in enumerate(request.tables):
@@ -172,19 +245,20 @@ class Cluster:
                     rank.readies[seq] = effect
                 case Stop(seq):
                     rank.lookups.pop(seq, None)
-                case Ended(request=request):
-                    rank.told.append(("ended", request.seq))
-                case Restored(request, pages) | Shortened(request, pages):
-                    rank.told.append((type(effect).__name__, request.seq, pages))
-                case Settled(request, pages):
-                    rank.told.append(("Settled", request.seq, pages))
-                case _:
+                case Fact():
                     rank.told.append((effect.kind, effect.num_pages, effect.hashes))
+                case _:
+                    rest = getattr(effect, "num_pages", getattr(effect, "aborted", 0))
+                    rank.told.append((type(effect).__name__, effect.request.seq, rest))
 
     def tear(self, rank: Rank, plan: LoadPlan) -> None:
         for pool, _, pages, _ in plan.pieces:
             for page in pages:
                 rank.pages[pool][page] = GARBAGE
+
+    def facts(self, kind: FactKind) -> list[tuple]:
+        """Return the facts of a kind that the first rank was told."""
+        return [told for told in self.first.told if told[0] is kind]
 
     # What one rank learns by itself: it moves votes only.
 
@@ -196,30 +270,59 @@ class Cluster:
         ]
         rank.votes.answer(seq, restorable(plan, present))
 
-    def finish_load(self, rank: Rank, seq: int, contents) -> None:
+    def give_up(self, rank: Rank, seq: int) -> None:
+        """Let the clock of a request's restore run out on one rank."""
+        request = self.requests[seq][self.ranks.index(rank)]
+        if request.wait is not None:
+            rank.votes.sink(request.wait.seq, 0)
+        elif request.lookup is not None:
+            rank.lookups.pop(request.lookup.seq, None)
+            rank.votes.answer(request.lookup.seq, ())
+
+    def finish_load(self, rank: Rank, seq: int) -> None:
         """Write what is stored; vouch for the leading part; be quiet."""
         plan = rank.loads.pop(seq)
         good = plan.end
         for pool, start, pages, hashes in plan.pieces:
-            for index, (page, name) in enumerate(zip(pages, hashes)):
-                if (pool, name) in rank.store:
-                    rank.pages[pool][page] = contents[name]
-                else:
-                    rank.pages[pool][page] = GARBAGE
-                    good = min(good, start + index)
+            for index, (page, name) in enumerate(zip(pages, hashes, strict=True)):
+                found = (pool, name) in rank.store
+                rank.pages[pool][page] = self.contents[name] if found else GARBAGE
+                good = good if found else min(good, start + index)
         rank.votes.sink(seq, max(0, good - plan.start))
         rank.votes.quiet(seq)
 
-    def finish_offload(self, rank: Rank, seq: int, claim: int, contents) -> None:
+    def finish_offload(self, rank: Rank, seq: int, claim: int = GOOD) -> None:
         plan = rank.offloads.pop(seq)
         for pool, _, pages, hashes in plan.pieces:
-            for page, name in zip(pages, hashes):
+            for page, name in zip(pages, hashes, strict=True):
                 content = rank.pages[pool][page]
-                assert content == contents[name], "an offload reads what it should"
-                if claim == 1:
+                assert content == self.contents[name], "an offload reads what it should"
+                if claim == GOOD:
                     rank.store.add((pool, name))
         rank.votes.sink(seq, claim)
         rank.votes.quiet(seq)
+
+    def agree_ready(self, rank: Rank, seq: int) -> None:
+        rank.readies.pop(seq)
+        rank.votes.quiet(seq)
+
+    def end(self, seq: int) -> None:
+        """End a request's scope on every rank."""
+        for rank in self.ranks:
+            rank.votes.quiet(seq)
+
+    def work(self, rank: Rank) -> None:
+        """Finish all that is under way on a rank, without a fault."""
+        while rank.forwards:
+            self.finish_forward(rank)
+        for seq in list(rank.lookups):
+            self.answer_lookup(rank, seq)
+        for seq in list(rank.loads):
+            self.finish_load(rank, seq)
+        for seq in list(rank.readies):
+            self.agree_ready(rank, seq)
+        for seq in list(rank.offloads):
+            self.finish_offload(rank, seq)
 
     # The barrier.
 
@@ -243,33 +346,83 @@ class Cluster:
             for seq in rank.votes.said():
                 if not rank.replica.is_open(seq):
                     rank.votes.forget(seq)
-        for seq in list(self.requests):
-            if not self.ranks[0].replica.is_open(seq):
-                del self.requests[seq]
+        self.forget_ended()
         self.check()
 
     def step(self) -> None:
-        self.cast()
-        self.apply()
+        """Apply all that is under way, or cast and apply."""
+        if not self.flight:
+            self.cast()
+        while self.flight:
+            self.apply()
+
+    def settle(self, num_steps: int = 40) -> None:
+        """Work without faults until there is nothing left to agree on."""
+        for _ in range(num_steps):
+            for rank in self.ranks:
+                self.work(rank)
+            self.step()
+
+    def restore(self, seq: int) -> int:
+        """Restore a request from device and store; return the tokens of its hit."""
+        self.do("restore", seq)
+        return self.run_restored(seq)
+
+    def run_restored(self, seq: int) -> int:
+        """Do what a restore waits for; return the tokens of its hit."""
+        while self.request(seq).lookup is not None or self.request(seq).wait:
+            for rank in self.ranks:
+                for lookup in list(rank.lookups):
+                    self.answer_lookup(rank, lookup)
+                for load in list(rank.loads):
+                    self.finish_load(rank, load)
+            self.step()
+        return self.request(seq).hit * self.layout.page_tokens
+
+    def run(self, seq: int) -> int:
+        """Restore, compute and commit a request; return the tokens of its hit."""
+        hit = self.restore(seq)
+        num_tokens = self.request(seq).num_tokens
+        self.do("extend", seq, num_tokens)
+        self.forward([seq])
+        for rank in self.ranks:
+            self.finish_forward(rank)
+        self.do("commit", seq, num_tokens)
+        return hit
+
+    def serve(self, tokens, name: str | None = None) -> int:
+        """Run a request from open to end, and let all that follows happen."""
+        seq = self.open(tokens, name)
+        assert seq is not None
+        hit = self.run(seq)
+        self.end(seq)
+        self.settle(6)
+        return hit
+
+    def forget_ended(self) -> None:
+        for seq in list(self.requests):
+            if not self.replica.is_open(seq):
+                del self.requests[seq], self.covered[seq], self.names[seq]
+            else:
+                extent = self.request(seq).extent
+                self.covered[seq] = min(self.covered[seq], extent)
 
     # Laws.
 
     def check(self) -> None:
-        first = self.ranks[0]
-        first.replica.check_invariants()
         for rank in self.ranks:
             self.check_contents(rank)
-        if len({len(rank.told) for rank in self.ranks}) == 1:
-            for rank in self.ranks[1:]:
-                assert rank.told == first.told, "every rank is told the same"
-                assert rank.replica.dump() == first.replica.dump(), "replicas are equal"
+        self.replica.check_invariants()
+        dump = self.replica.dump()
+        for rank in self.ranks[1:]:
+            assert rank.told == self.first.told, "every rank is told the same"
+            assert rank.replica.dump() == dump, "replicas are equal"
 
     def check_contents(self, rank: Rank) -> None:
         """Every page that is served holds what its prefix says."""
-        state = rank.replica._state
-        roots = {rank.replica._root(name): name for name in (None, "a", "b")}
-        for root_hash, root in state.tree.roots.items():
-            stack = [(root, b"")]
+        unwritten: set[tuple[int, int]] = set()
+        for root, root_node in rank.state.tree.roots.items():
+            stack = [(root_node, b"")]
             while stack:
                 node, key = stack.pop()
                 key += node.edge
@@ -277,17 +430,42 @@ class Cluster:
                 for pool, run in enumerate(node.pages):
                     if run is None or node.loads[pool] is not None:
                         continue
-                    if node.written > min(self.done(rank), state.num_finished):
+                    if node.written > rank.votes.finished:
+                        unwritten |= {(pool, page) for page in run}
                         continue
                     for index, page in enumerate(run):
                         end = (node.start + index + 1) * self.stride
-                        want = (roots[root_hash], key[:end])
+                        want = (self.roots[root], key[:end])
                         assert rank.pages[pool][page] == want, (node, pool, page)
+        for seq in self.requests:
+            self.check_tables(rank, seq, unwritten)
 
-    def done(self, rank: Rank) -> int:
-        return rank.votes.finished
+    def check_tables(self, rank: Rank, seq: int, unwritten: set) -> None:
+        """A request's page tables name the pages of its prefix, and nothing else."""
+        request = self.requests[seq][self.ranks.index(rank)]
+        key, name = bytes(request.tokens), self.names[seq]
+        windows = dict(rank.state.tree.windows)
+        whole = 0 if rank.forwards else self.covered[seq] // self.layout.page_tokens
+        for pool, table in enumerate(request.tables):
+            first = max(0, request.hit - windows.get(pool, request.hit))
+            stands = [] if request.needs or request.shared > request.hit else table
+            places = set(range(first, request.hit)) & set(range(len(stands)))
+            places |= {at for at in range(whole) if request.own[pool][at]}
+            for position in places:
+                page = table[position]
+                if (pool, page) not in unwritten:
+                    want = (name, key[: (position + 1) * self.stride])
+                    assert rank.pages[pool][page] == want, (request, pool, position)
 
-    def states(self, state: PageState) -> int:
-        return sum(
-            ledger.count(state) for ledger in self.ranks[0].replica._state.ledgers
-        )
+    def check_rest(self) -> None:
+        """Nothing is open: every page is free or in the tree, and nothing is pinned."""
+        state = self.first.state
+        assert self.replica.is_idle, state.agenda.open
+        assert not state.pins
+        assert not state.promised
+        assert not state.dirty
+        for held in (PageState.REQUEST, PageState.TRANSIT, PageState.QUARANTINE):
+            assert not self.count(held), held
+
+    def count(self, held: PageState, pool: int = 0) -> int:
+        return self.first.state.ledgers[pool].count(held)
