@@ -1,0 +1,153 @@
+"""Page hashes name what is in a page; other processes read them: they never change."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncache.core import (
+    HASH_BYTES,
+    AttentionPool,
+    KVLayout,
+    PageHash,
+    PageKey,
+    WindowPool,
+    hash_pages,
+    pack_tokens,
+    root_hash,
+)
+
+KV = AttentionPool(num_layers=2, num_kv_heads=4, head_dim=8, dtype="bfloat16")
+LAYOUT = KVLayout(model="org/model", revision="r1", page_tokens=4, pools=(KV,))
+TOKENS = pack_tokens(range(10))
+GOLDEN_ROOT = "791967656af502d13a60a8090b722e39b840280427669a019969480de7932b3d"
+GOLDEN_FIRST = "e382fc0a37c239ee558dd2161f6f92711597cb84f8112a1fa2c12028572b0097"
+GOLDEN_SECOND = "594526f79f373d1954bb5d23df4cfbf6dda7ee47f59df43644dceb444454cae0"
+
+
+def test_hashes_and_names_are_what_they_were_yesterday():
+    root = root_hash(LAYOUT, ("tenant", b"salt"))
+    first, second = hash_pages(TOKENS, page_tokens=4, parent=root)
+    assert root.hex() == GOLDEN_ROOT
+    assert first.hex() == GOLDEN_FIRST
+    assert second.hex() == GOLDEN_SECOND
+    name = PageKey(second, LAYOUT.space(KV, rank=1, num_ranks=2)).name
+    assert name == f"{GOLDEN_SECOND}-kv-1of2-bfloat16-2x2x4x4x8"
+
+
+def test_a_page_hashes_its_parent_and_its_tokens():
+    root = root_hash(LAYOUT)
+    first, second = hash_pages(TOKENS, page_tokens=4, parent=root)
+    assert len(root) == len(first) == HASH_BYTES
+    assert first == hashlib.sha256(root + TOKENS[:16]).digest()
+    assert second == hashlib.sha256(first + TOKENS[16:32]).digest()
+
+
+@given(st.binary(max_size=60).map(lambda raw: raw[: len(raw) // 4 * 4]), st.data())
+def test_a_chain_may_be_hashed_in_pieces(tokens, data):
+    root = root_hash(LAYOUT)
+    whole = hash_pages(tokens, page_tokens=2, parent=root)
+    assert len(whole) == len(tokens) // 8
+    cut = data.draw(st.integers(0, len(whole)))
+    upper = hash_pages(tokens[: cut * 8], page_tokens=2, parent=root)
+    parent = upper[-1] if upper else root
+    assert upper + hash_pages(tokens[cut * 8 :], page_tokens=2, parent=parent) == whole
+
+
+def test_a_partial_page_has_no_hash():
+    assert hash_pages(TOKENS[:12], page_tokens=4, parent=root_hash(LAYOUT)) == []
+
+
+def test_equal_tokens_after_different_ones_are_different_pages():
+    root = root_hash(LAYOUT)
+    _, here = hash_pages(pack_tokens([1, 2, 5, 5]), page_tokens=2, parent=root)
+    _, there = hash_pages(pack_tokens([1, 3, 5, 5]), page_tokens=2, parent=root)
+    assert here != there
+
+
+NAMESPACES = [
+    None,
+    "",
+    b"",
+    (),
+    ("",),
+    (b"",),
+    ("", ""),
+    "a",
+    b"a",
+    ("a",),
+    "ab",
+    ("a", "b"),
+    ("ab", ""),
+    ("", "ab"),
+    (b"a", "b"),
+    ("a", b"b"),
+    "None",
+    b"none",
+    "('a', 'b')",
+]
+
+
+def test_namespaces_that_differ_share_nothing():
+    hashes = {root_hash(LAYOUT, name) for name in NAMESPACES}
+    assert len(hashes) == len(NAMESPACES)
+
+
+parts = st.one_of(st.text(max_size=4), st.binary(max_size=4))
+names = st.one_of(st.none(), parts, st.lists(parts, max_size=3).map(tuple))
+
+
+@given(names, names)
+def test_namespaces_have_equal_roots_only_if_they_are_equal(one, other):
+    same = one == other and type(one) is type(other)
+    assert (root_hash(LAYOUT, one) == root_hash(LAYOUT, other)) is same
+
+
+@pytest.mark.parametrize("name", ["\ud800", ("fine", "\udfff")])
+def test_a_namespace_that_cannot_be_encoded_is_refused(name):
+    with pytest.raises(ValueError, match=r"namespace .* cannot be encoded: surrogates"):
+        root_hash(LAYOUT, name)
+
+
+@pytest.mark.parametrize("name", [7, 1.5, ["a"], ("a", None), (("a",),), bytearray(1)])
+def test_a_namespace_of_another_type_is_refused(name):
+    with pytest.raises(TypeError, match="a namespace is None, str, bytes or a tuple"):
+        root_hash(LAYOUT, name)
+
+
+def test_a_model_that_cannot_be_encoded_is_refused():
+    with pytest.raises(ValueError, match=r"model .* cannot be encoded"):
+        root_hash(replace(LAYOUT, model="\ud800"))
+
+
+def test_models_revisions_and_layouts_that_differ_share_nothing():
+    window = WindowPool(
+        name="swa",
+        num_layers=2,
+        num_kv_heads=4,
+        head_dim=8,
+        dtype="bfloat16",
+        window_tokens=8,
+    )
+    layouts = [
+        LAYOUT,
+        replace(LAYOUT, model="org/model2"),
+        replace(LAYOUT, revision="r2"),
+        replace(LAYOUT, model="org/modelr", revision="1"),
+        replace(LAYOUT, page_tokens=8),
+        replace(LAYOUT, pools=(replace(KV, dtype="float16"),)),
+        replace(LAYOUT, pools=(KV, window)),
+        replace(LAYOUT, pools=(KV, replace(window, window_tokens=4))),
+    ]
+    assert len({root_hash(layout) for layout in layouts}) == len(layouts)
+
+
+def test_keys_that_differ_have_different_names():
+    spaces = [LAYOUT.space(KV, rank=rank, num_ranks=12) for rank in (0, 1, 11)]
+    hashes = [PageHash(bytes([byte]) * HASH_BYTES) for byte in (0, 1)]
+    names = sorted(PageKey(page, space).name for page in hashes for space in spaces)
+    assert all(one != other for one, other in pairwise(names))

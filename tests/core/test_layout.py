@@ -1,0 +1,144 @@
+"""A layout says what a page's bytes are; layouts that differ have other identities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from asyncache.core import (
+    ITEM_BYTES,
+    AttentionPool,
+    Coverage,
+    KVLayout,
+    PageSpace,
+    WindowPool,
+)
+
+KV = AttentionPool(num_layers=2, num_kv_heads=4, head_dim=8, dtype="bfloat16")
+SWA = WindowPool(
+    name="swa",
+    num_layers=3,
+    num_kv_heads=4,
+    head_dim=8,
+    dtype="float16",
+    window_tokens=100,
+)
+LAYOUT = KVLayout(model="m", page_tokens=16, pools=(KV, SWA))
+
+
+def test_pools_say_which_pages_a_prefix_needs():
+    assert KV.coverage is Coverage.ALL_PAGES
+    assert SWA.coverage is Coverage.TRAILING
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages"), [(1, 1), (16, 1), (17, 2), (100, 7), (160, 10)]
+)
+def test_a_window_keeps_whole_pages(tokens, pages):
+    assert LAYOUT.window_pages(replace(SWA, window_tokens=tokens)) == pages
+
+
+def test_a_space_counts_its_bytes():
+    space = LAYOUT.space(KV)
+    assert space == PageSpace("kv", "0of1", "bfloat16", (2, 2, 16, 4, 8))
+    assert space.num_layers == 2
+    assert space.layer_bytes == 2 * 16 * 4 * 8 * 2
+    assert space.page_bytes == 2 * space.layer_bytes
+    assert space.name == "kv-0of1-bfloat16-2x2x16x4x8"
+
+
+def test_a_rank_holds_its_shard_unless_the_pool_is_replicated():
+    assert LAYOUT.space(KV, rank=1, num_ranks=4).shard == "1of4"
+    latent = replace(KV, replicated=True, num_parts=1)
+    assert LAYOUT.space(latent, rank=1, num_ranks=4).shard == "all"
+
+
+def test_spaces_that_differ_anywhere_have_different_names():
+    space = LAYOUT.space(KV)
+    others = [
+        space,
+        replace(space, pool="kv2"),
+        replace(space, shard="1of2"),
+        replace(space, dtype="float16"),
+        replace(space, shape=(2, 2, 16, 8, 4)),
+        replace(space, shape=(22, 16, 4, 8)),
+    ]
+    assert len({other.name for other in others}) == len(others)
+
+
+@pytest.mark.parametrize("dtype", ITEM_BYTES)
+def test_every_dtype_has_a_size(dtype):
+    pool = AttentionPool(num_layers=1, num_kv_heads=1, head_dim=1, dtype=dtype)
+    space = replace(LAYOUT, pools=(pool,)).space(pool)
+    assert space.page_bytes == 2 * 16 * ITEM_BYTES[dtype]
+
+
+def test_whatever_changes_a_page_changes_the_identity():
+    layouts = [
+        LAYOUT,
+        replace(LAYOUT, page_tokens=8),
+        replace(LAYOUT, pools=(KV,)),
+        replace(LAYOUT, pools=(SWA, KV)),
+        replace(LAYOUT, pools=(KV, replace(SWA, window_tokens=99))),
+        replace(LAYOUT, pools=(KV, replace(SWA, name="swb"))),
+        replace(LAYOUT, pools=(KV, replace(KV, name="swa"))),
+        *(
+            replace(LAYOUT, pools=(replace(KV, **{name: value}), SWA))
+            for name, value in [
+                ("num_layers", 3),
+                ("num_kv_heads", 2),
+                ("head_dim", 16),
+                ("dtype", "float16"),
+                ("num_parts", 1),
+                ("replicated", True),
+            ]
+        ),
+    ]
+    assert len({layout.identity for layout in layouts}) == len(layouts)
+
+
+def test_the_shard_is_no_part_of_the_identity():
+    assert LAYOUT.identity == replace(LAYOUT).identity
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"name": "KV"}, ValueError, "a pool's name must match .*, not 'KV'"),
+        ({"name": ""}, ValueError, "not ''"),
+        ({"name": "a-b"}, ValueError, "not 'a-b'"),
+        ({"dtype": "int4"}, ValueError, "dtype must be one of .*, not 'int4'"),
+        ({"num_layers": 0}, ValueError, "num_layers must be at least 1, not 0"),
+        ({"num_kv_heads": -1}, ValueError, "num_kv_heads must be at least 1, not -1"),
+        ({"head_dim": True}, TypeError, "head_dim must be an int, not bool"),
+        ({"num_parts": 2.0}, TypeError, "num_parts must be an int, not float"),
+    ],
+)
+@pytest.mark.parametrize("pool", [KV, SWA])
+def test_a_pool_that_cannot_be_is_refused(pool, change, error, says):
+    with pytest.raises(error, match=says):
+        replace(pool, **change)
+
+
+def test_a_window_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="window_tokens must be at least 1, not 0"):
+        replace(SWA, window_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"page_tokens": 0}, ValueError, "page_tokens must be at least 1, not 0"),
+        ({"page_tokens": "16"}, TypeError, "page_tokens must be an int, not str"),
+        ({"pools": [KV]}, TypeError, "pools must be a tuple, not list"),
+        ({"pools": (KV, KV)}, ValueError, "must differ, got .'kv', 'kv'."),
+        ({"pools": ()}, ValueError, "needs an AttentionPool, got pools .."),
+        ({"pools": (SWA,)}, ValueError, "needs an AttentionPool, got pools .'swa'."),
+        ({"model": None}, TypeError, "model must be a str, not NoneType"),
+        ({"revision": 3}, TypeError, "revision must be a str, not int"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(change, error, says):
+    with pytest.raises(error, match=says):
+        replace(LAYOUT, **change)
