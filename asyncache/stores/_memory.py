@@ -76,7 +76,9 @@ class MemoryStore(Store):
             self._pages.move_to_end(key)
             offset = 0 if layers is None else layers.start * key.space.layer_bytes
             for buffer in buffers:
-                await copier.copy(buffer, page[offset : offset + len(buffer)])
+                piece = page[offset : offset + len(buffer)]
+                if not copier.copy_now(buffer, piece):
+                    await copier.copy(buffer, piece)
                 offset += len(buffer)
             statuses.append(Status.HIT)
         return statuses
@@ -151,6 +153,14 @@ class _Copier:
 
     def __init__(self) -> None:
         self._num_left = _TURN_BYTES
+
+    def copy_now(self, target: memoryview, source: memoryview) -> bool:
+        """Copy without a rest if this turn has room; return whether it had."""
+        if len(source) >= self._num_left:
+            return False
+        target[:] = source
+        self._num_left -= len(source)
+        return True
 
     async def copy(self, target: memoryview, source: memoryview) -> None:
         start = 0
