@@ -31,7 +31,13 @@ from asyncache.engine._driver import Driver, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
-from asyncache.engine._observe import Counters, Event, Observer, TransferKind
+from asyncache.engine._observe import (
+    Counters,
+    Event,
+    Observer,
+    TransferFailed,
+    TransferKind,
+)
 from asyncache.engine._reports import Reports
 from asyncache.engine._request import Request, ended
 from asyncache.engine._transfers import Transfers
@@ -329,6 +335,8 @@ class Runtime:
 
     def tell(self, event: Event) -> None:
         """Tell the observer; what it raises is its own affair."""
+        if isinstance(event, TransferFailed):
+            self.counters.transfers_failed += 1
         if self._observer is None:
             return
         try:
