@@ -7,6 +7,7 @@ begin poisoned: nothing but a copy of the right page makes a page right.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -157,6 +158,8 @@ class Scene:
     cache: KVCache
     device: Device
     log: Log
+    loop_errors: list[dict[str, object]] = field(default_factory=list)
+    """What reached the event loop's exception handler."""
 
     @property
     def replica(self):
@@ -249,6 +252,9 @@ async def scene(
     for pool in LAYOUT.pools:
         device.tensor(pool.name).fill_(POISON)
     log = arguments.pop("observer", None) or Log()
+    loop = asyncio.get_running_loop()
+    errors: list[dict[str, object]] = []
+    loop.set_exception_handler(lambda loop, context: errors.append(context))
     async with KVCache(
         LAYOUT,
         device=device,
@@ -258,12 +264,14 @@ async def scene(
         observer=log,
         **arguments,
     ) as cache:
-        view = Scene(cache, device, log)
+        view = Scene(cache, device, log, errors)
         yield view
         if check:
             await view.rest()
     view.cache.check_invariants()
     assert view.cache.statistics().transfers == 0
+    loop.set_exception_handler(None)
+    assert errors == []
 
 
 def gate_device(num_pages: int = 8, *, is_open: bool = False) -> GateDevice:
