@@ -1,0 +1,297 @@
+"""The tree against a model that is a set of prefixes; look-ups against brute force."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from asyncache.core import Asked, FactKind, LookupPlan, PageHash, Pool, restorable
+from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
+
+WINDOW = 2
+prompts = st.builds(
+    lambda stem, cut, tail: stem[:cut] + tail,
+    st.sampled_from([[0] * 16, [0] * 4 + [1] * 12, [0] * 8 + [1] * 8, [1] * 16]),
+    st.integers(0, 16),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
+names = st.sampled_from([None, None, "a"])
+
+
+class Model(RuleBasedStateMachine):
+    """One replica, and a set of (namespace, prefix) for each pool.
+
+    The model knows evictions by asking which leaf is the least recently used, by a look
+    at all of them, before the replica evicts. Nothing is ever taken from the replica's
+    answer.
+    """
+
+    pools: tuple[Pool, ...] = (FULL,)
+
+    @initialize(num_pages=st.sampled_from([11, 14, 20]))
+    def begin(self, num_pages) -> None:
+        sizes = {pool.name: num_pages if pool is FULL else 11 for pool in self.pools}
+        self.cluster = Cluster(layout_of(*self.pools), sizes, attach=False, requests=4)
+        self.resident: list[set[tuple[str | None, bytes]]] = [set() for _ in self.pools]
+        self.num_evicted = 0
+
+    # What happens.
+
+    @rule(tokens=prompts, name=names, keep=st.sampled_from([False, False, True]))
+    def serve(self, tokens, name, keep) -> None:
+        """Restore, compute and commit a request, as far as there is room."""
+        cluster = self.cluster
+        if len(cluster.requests) == 4 or (seq := cluster.open(tokens, name)) is None:
+            return
+        expected = self.longest(tokens, name)
+        cluster.do("restore", seq)
+        request = cluster.request(seq)
+        if not request.promise:
+            cluster.do("abort", seq)
+            return
+        assert request.hit == expected
+        needed = -(-len(tokens) // 2) - request.hit
+        for pool in range(len(self.pools)):
+            self.evict(pool, needed)
+        cluster.do("extend", seq, len(tokens))
+        self.check_residents()
+        cluster.forward([seq])
+        cluster.finish_forward(cluster.first)
+        cluster.step()
+        if cluster.do("commit", seq, len(tokens)) // 2 == len(tokens) // 2:
+            self.add(tokens, name, request.hit)
+        if not keep:
+            cluster.end(seq)
+            cluster.step()
+
+    @rule(number=st.integers(0, 3))
+    def end(self, number) -> None:
+        seqs = list(self.cluster.requests)
+        if seqs:
+            self.cluster.end(seqs[number % len(seqs)])
+            self.cluster.step()
+
+    @rule(tokens=prompts, name=names)
+    def match(self, tokens, name) -> None:
+        found = self.cluster.replica.match(pack(tokens), namespace=name)
+        assert found == 2 * self.longest(tokens, name)
+
+    # What the model makes of it.
+
+    def add(self, tokens, name, hit: int) -> None:
+        packed = pack(tokens)
+        for end in range(1, len(tokens) // 2 + 1):
+            self.resident[0].add((name, packed[: 8 * end]))
+            for pool in range(1, len(self.pools)):
+                if end > hit:
+                    self.resident[pool].add((name, packed[: 8 * end]))
+
+    def longest(self, tokens, name) -> int:
+        packed = pack(tokens)
+
+        def is_there(pool: int, position: int) -> bool:
+            return (name, packed[: 8 * (position + 1)]) in self.resident[pool]
+
+        limit = (len(tokens) - 1) // 2
+        return max(
+            end
+            for end in range(limit + 1)
+            if all(is_there(0, position) for position in range(end))
+            and all(
+                is_there(pool, position)
+                for pool in range(1, len(self.pools))
+                for position in range(max(0, end - WINDOW), end)
+            )
+        )
+
+    def evict(self, pool: int, num_needed: int) -> None:
+        """Forget, least recently used first, until there is room in a pool."""
+        state = self.cluster.first.state
+        gone: set = getattr(self, "gone", set()) if pool else set()
+        self.gone = gone
+        num_free = state.ledgers[pool].num_free
+        if pool:
+            num_free += sum(
+                node.end - node.start for node in gone if node.pages[pool] is not None
+            )
+        tombstones: set = set()
+        while num_free < num_needed:
+            nodes = [node for node in state.tree.nodes() if node not in gone]
+            if pool == 0:
+                parents = {node.parent for node in nodes}
+                nodes = [n for n in nodes if n not in parents and not n.locks]
+            else:
+                held = self.in_windows()
+                nodes = [
+                    n
+                    for n in nodes
+                    if n.pages[pool] is not None
+                    and n not in held
+                    and n not in tombstones
+                ]
+            victim = min(nodes, key=lambda node: (node.used, node.serial))
+            num_free += victim.end - victim.start
+            (tombstones if pool else gone).add(victim)
+            self.num_evicted += 0 if pool else victim.end - victim.start
+            for each in [pool] if pool else range(len(self.pools)):
+                self.resident[each] -= set(self.prefixes(victim))
+
+    def in_windows(self) -> set:
+        """Return the nodes that some open request's window touches."""
+        held = set()
+        for requests in self.cluster.requests.values():
+            anchor = node = requests[0].anchor
+            while node is not None and node.parent is not None:
+                if node.end > anchor.end - WINDOW:
+                    held.add(node)
+                node = node.parent
+        return held
+
+    def prefixes(self, node):
+        """Yield the (namespace, prefix) of each page of a node."""
+        key, above = node.edge, node.parent
+        while above.parent is not None:
+            key, above = above.edge + key, above.parent
+        for end in range(node.start + 1, node.end + 1):
+            yield self.cluster.roots[node.root.hashes[-1]], key[: 8 * end]
+
+    def check_residents(self) -> None:
+        """The replica evicted what the model did, and said so."""
+        for pool, expected in enumerate(self.resident):
+            found = {
+                prefix
+                for node in self.cluster.first.state.tree.nodes()
+                if node.pages[pool] is not None
+                for prefix in self.prefixes(node)
+            }
+            assert found == expected
+        told = sum(fact[1] for fact in self.cluster.facts(FactKind.EVICTED))
+        assert told == self.num_evicted
+
+
+class ModelWithAWindow(Model):
+    """The same with a window pool, whose pages are evicted by themselves too."""
+
+    pools = (FULL, window_pool(2 * WINDOW))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [Model, ModelWithAWindow])
+def test_a_match_is_the_longest_prefix_that_a_set_of_prefixes_allows(machine):
+    run_state_machine_as_test(machine, settings=settings(max_examples=100))
+
+
+# Look-ups.
+
+
+def plan_of(start, end, covered, window, resident):
+    """Return a plan that asks for pages from ``covered`` on, and a window's rest."""
+    origin = max(0, start + 1 - window)
+    asks = [Asked(0, covered, [PageHash(b"")] * (end - covered))]
+    row = resident[origin:end]
+    missing = [origin + at for at, is_in in enumerate(row) if not is_in]
+    asks += [Asked(1, position, [PageHash(b"")]) for position in missing]
+    windows = ((1, window, origin, bytes(row)),)
+    return LookupPlan(7, start, end, tuple(asks), windows)
+
+
+@given(data=st.data(), end=st.integers(1, 9), window=st.integers(1, 5))
+def test_restorable_boundaries_are_those_whose_pages_are_all_there(data, end, window):
+    start = data.draw(st.integers(0, end - 1))
+    covered = data.draw(st.integers(start, end))
+    flags = st.lists(st.booleans(), min_size=end, max_size=end)
+    full, stored, resident = data.draw(flags), data.draw(flags), data.draw(flags)
+    plan = plan_of(start, end, covered, window, resident)
+    present = [[full[position] for position in range(covered, end)]]
+    present += [[stored[ask.start]] for ask in plan.asks[1:]]
+    there = [one or other for one, other in zip(stored, resident, strict=True)]
+    assert restorable(plan, present) == [
+        boundary
+        for boundary in range(start + 1, end + 1)
+        if all(full[covered:boundary])
+        and all(there[max(0, boundary - window) : boundary])
+    ]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 3))
+def test_full_attention_restores_up_to_its_first_missing_page(found, start):
+    plan = LookupPlan(7, start, start + len(found), (Asked(0, start, found),))
+    first_missing = (*found, False).index(False)
+    expected = list(range(start + 1, start + first_missing + 1))
+    assert restorable(plan, [found]) == expected
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6), lost=st.sets(st.integers(0, 30), max_size=4))
+def test_what_is_restored_is_the_longest_that_device_and_store_allow(seed, lost):
+    """Loads, the store and the tree together, against brute force over both."""
+    draw = random.Random(seed)
+    layout = layout_of(FULL, window_pool(2 * WINDOW))
+    cluster = Cluster(layout, {"kv": 60, "window": 14}, requests=4)
+    stem = [1] * 20
+    pages = cluster.learn(pack(stem), None)
+    cluster.fill_stores(stem)
+    everything = sorted(cluster.first.store)
+    for place in lost:
+        cluster.first.store.discard(everything[place % len(everything)])
+    for _ in range(4):
+        tokens = [*stem[: draw.randrange(1, 21)], draw.randrange(2)]
+        there = resident_pages(cluster, pack(stem))
+        for pool, page in cluster.first.store:
+            if page in pages:
+                there[pool].add(pages.index(page))
+        limit = min((len(tokens) - 1) // 2, 10)
+        expected = max(
+            end
+            for end in range(limit + 1)
+            if there[0].issuperset(range(end))
+            and there[1].issuperset(range(max(0, end - WINDOW), end))
+        )
+        assert cluster.serve(tokens) == 2 * expected
+
+
+def resident_pages(cluster: Cluster, packed: bytes) -> list[set[int]]:
+    """Return the positions of a prompt that each pool has, by a look at every node."""
+    there: list[set[int]] = [set() for _ in cluster.layout.pools]
+    for node in cluster.first.state.tree.nodes():
+        key, above = node.edge, node.parent
+        while above.parent is not None:
+            key, above = above.edge + key, above.parent
+        if packed.startswith(key):
+            for pool, run in enumerate(node.pages):
+                there[pool] |= set(range(node.start, node.end) if run else ())
+    return there
+
+
+def test_the_least_recently_opened_prefix_is_evicted_first():
+    cluster = Cluster(num_pages=9, attach=False)
+    for number in (1, 2, 3):
+        cluster.serve([number] * 5)
+    cluster.do("abort", cluster.open([1] * 5))
+    for num_tokens, expected in [(10, [4, 0, 4]), (14, [4, 0, 0]), (18, [0, 0, 0])]:
+        seq = cluster.open([9] * num_tokens)
+        cluster.do("extend", seq, num_tokens)
+        found = [cluster.replica.match(pack([number] * 5)) for number in (1, 2, 3)]
+        assert found == expected
+        cluster.do("abort", seq)
+
+
+def test_looking_ticks_nothing():
+    cluster = Cluster(num_pages=9, attach=False)
+    for number in (1, 2):
+        cluster.serve([number] * 5)
+    before = cluster.replica.dump()
+    for _ in range(3):
+        assert cluster.replica.match(pack([1] * 5)) == 4
+        cluster.replica.statistics()
+        cluster.replica.check_invariants()
+        repr(list(cluster.first.state.tree.nodes()))
+    assert cluster.replica.dump() == before
