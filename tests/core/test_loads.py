@@ -232,6 +232,16 @@ def test_a_cut_takes_the_loads_below_it_along(cluster):
     assert cluster.replica.match(pack(PROMPT)) == 2
 
 
+def test_a_cut_beyond_a_hit_costs_it_nothing(cluster):
+    begin(cluster, PROMPT)
+    seq = begin(cluster, PROMPT[:5])
+    lose(cluster, 3)
+    land(cluster)
+    assert cluster.first.told[-1] == ("Settled", seq, 2)
+    assert ("Shortened", seq, 2) not in cluster.first.told
+    assert cluster.request(seq).barred is False
+
+
 def test_a_failed_restore_does_not_try_again(cluster):
     seq = begin(cluster, PROMPT)
     lose(cluster, 0)

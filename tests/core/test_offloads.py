@@ -318,6 +318,21 @@ def test_an_offload_waits_while_pinning_its_node_would_break_a_promise():
     assert cluster.facts(FactKind.STORED)
 
 
+def test_a_sibling_that_waits_follows_the_parent_that_was_missing():
+    cluster = Cluster(num_pages=24, offloads=1)
+    compute(cluster, PROMPT)
+    offload(cluster, GOOD)
+    for token in (8, 9):
+        compute(cluster, [*PROMPT, token, 0])
+    agree(cluster)
+    assert spans(cluster) == [(3, 4)]
+    finish(cluster, PARENT_MISSING)
+    agree(cluster)
+    assert spans(cluster) == [(0, 3)]
+    cluster.settle()
+    assert [fact[1] for fact in cluster.facts(FactKind.STORED)] == [3, 3, 1, 1]
+
+
 # Windows.
 
 
@@ -368,3 +383,29 @@ def test_a_running_offload_adopts_no_window_pages_that_it_would_not_store():
     cluster.settle()
     assert node.stored
     assert len(cluster.first.store) == 6
+
+
+def test_a_node_stays_queued_while_its_pin_would_break_a_promise():
+    cluster = Cluster(num_pages=8, offloads=1)
+    compute(cluster, [8, 8, 8])
+    second = compute(cluster, PROMPT[:5])
+    assert len(cluster.first.readies) == 1
+    cluster.do("abort", second)
+    other = cluster.open([9] * 12)
+    cluster.do("restore", other, ask_store=False)
+    assert cluster.request(other).promise == 6
+    offload(cluster, GOOD)
+    assert (cluster.replica.num_moving, len(cluster.first.readies)) == (1, 0)
+    cluster.do("abort", other)
+    assert len(cluster.first.readies) == 1
+
+
+def test_a_leaf_without_window_pages_is_evicted_like_any_other():
+    cluster = Cluster(WINDOW, {"kv": 10, "window": 8}, attach=False, mask_ints=256)
+    cluster.serve(PROMPT)
+    for num_tokens in (12, 16):
+        other = cluster.open([9] * num_tokens)
+        cluster.do("extend", other, num_tokens)
+        cluster.do("abort", other)
+    assert cluster.first.state.tree.num_nodes == 0
+    assert cluster.facts(FactKind.EVICTED) == [(FactKind.EVICTED, 3, ())]

@@ -198,6 +198,10 @@ def test_only_the_newer_of_two_equal_namespaces_is_asked(cluster, computed):
     assert sum(getattr(statistics.pools["kv"], s.name.lower()) for s in PageState) == 16
 
 
+def test_what_is_open_shows_its_number_and_its_claim(cluster):
+    assert repr(cluster.request(cluster.open([1]))) == "<Request 1 claim=1>"
+
+
 # Bad input: refused with value and bound, and nothing changes.
 
 

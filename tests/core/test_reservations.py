@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncache.core import OutOfPagesError, PageState
+from asyncache.core import InvariantError, OutOfPagesError, PageState
 from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
 
 LONG = 16
@@ -202,3 +202,21 @@ def test_a_commit_that_would_pin_promised_pages_waits_for_room():
     cluster.do("abort", other)
     assert cluster.request(twin).shared == 4
     assert not cluster.first.state.parked
+
+
+def test_suspend_takes_a_waiting_restore_out_of_the_queue():
+    cluster = Cluster(num_pages=12)
+    first, second, third = (cluster.open(prompt(number)) for number in (1, 2, 3))
+    for seq in (first, second, third):
+        cluster.do("restore", seq)
+    cluster.do("suspend", second)
+    assert cluster.replica.statistics().num_waiting == 1
+    cluster.do("abort", first)
+    assert cluster.request(third).promise == 8
+
+
+def test_pages_that_were_promised_and_are_not_there_are_a_bug():
+    cluster = Cluster(num_pages=4)
+    cluster.do("extend", cluster.open([1] * 6), 6)
+    with pytest.raises(InvariantError, match="eviction finds what was promised 0"):
+        cluster.first.state.take(0, 2, PageState.REQUEST)
