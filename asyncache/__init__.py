@@ -4,6 +4,7 @@ The rooms, each entered by its ``__init__``. One imports only from those above i
 ranks, stores and devices not from each other:
 
     core      decides: layout, page hashes, ledger, tree, agenda, replica
+    threads   jobs on threads of our own, and waits that outlast every cancellation
     ranks     ranks agree: one, several in a process, or torch.distributed
     stores    page bytes by key, outside the device
     devices   pools of pages on an accelerator, and copies into and out of them
@@ -65,6 +66,7 @@ _ROOM_OF = {
     "StoreError": "core",
     "StoreFull": "engine",
     "StoreLinker": "linkers",
+    "TieredStore": "stores",
     "TooManyRequestsError": "core",
     "TransferFailed": "engine",
     "TransferKind": "engine",
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
         MemoryStore as MemoryStore,
         Status as Status,
         Store as Store,
+        TieredStore as TieredStore,
     )
 else:
     # A type checker that saw __getattr__ would take any name for granted.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from asyncache.core import KVLayout
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Device(ABC):

@@ -6,16 +6,13 @@ whatever happens to its task, because the memory belongs to others afterwards.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
 
 from asyncache.core import ClosedError
+from asyncache.threads import Stop, Workers, outlast
 
 # Handing a copy to a thread costs about as much as copying this many bytes.
 INLINE_BYTES = 256 * 1024
@@ -29,7 +26,7 @@ class CopyThread:
     """
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="asyncache-copy")
+        self._workers = Workers(1, "asyncache-copy", owner="device")
         self._num_running = 0
         self._is_closed = False
         self._quiet = anyio.Event()
@@ -40,7 +37,7 @@ class CopyThread:
         return self._num_running
 
     async def run(self, copy: Callable[[], None], *, num_bytes: int) -> None:
-        """Run ``copy`` to its end, also when the caller is cancelled meanwhile.
+        """Run ``copy`` to its end, or not at all if it is cancelled before it began.
 
         Raises:
             ClosedError: If the thread was closed.
@@ -54,54 +51,24 @@ class CopyThread:
             if num_bytes <= INLINE_BYTES:
                 copy()
             else:
-                await self._run_in_thread(copy)
+                await self._workers.run(_call, [copy])
         finally:
             self._num_running -= 1
             self._settle()
 
     async def aclose(self) -> None:
-        """Refuse further copies, and return once none runs."""
+        """Refuse further copies, and return once none runs, cancelled or not."""
         self._is_closed = True
         self._settle()
         try:
-            await _outlast(self._quiet)
+            await outlast(self._quiet)
         finally:
-            self._executor.shutdown(wait=False)
+            self._workers.executor.shutdown(wait=False)
 
     def _settle(self) -> None:
         if self._is_closed and not self._num_running:
             self._quiet.set()
 
-    async def _run_in_thread(self, copy: Callable[[], None]) -> None:
-        loop, ended = asyncio.get_running_loop(), anyio.Event()
 
-        def tell(_: Future[None]) -> None:
-            with suppress(RuntimeError):  # the loop was closed under a waiting task
-                loop.call_soon_threadsafe(ended.set)
-
-        job = self._executor.submit(copy)
-        job.add_done_callback(tell)
-        try:
-            await _outlast(ended)
-        finally:
-            # Still running only if this coroutine was thrown away: it cannot await any
-            # more, and blocking is all that keeps the rule.
-            concurrent.futures.wait([job])
-        job.result()
-
-
-async def _outlast(event: anyio.Event) -> None:
-    """Wait for an event through every cancellation; raise a native one afterwards.
-
-    A scope's cancellation stops at the shield and is raised by the caller's next await.
-    ``task.cancel()`` goes through every shield, once a call.
-    """
-    cancelled = None
-    with anyio.CancelScope(shield=True):
-        while not event.is_set():
-            try:
-                await event.wait()
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled
+def _call(copy: Callable[[], None], _: Stop) -> None:
+    copy()

@@ -14,7 +14,7 @@ from asyncache.core import OrderError, PageKey, PageSpace
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._directory import prepare
 from asyncache.stores._page_files import PageFiles, PageReader
-from asyncache.stores._threads import Stop, Workers
+from asyncache.threads import Stop, Workers
 
 # Where the hop between threads stops to count against the bytes that a job moves.
 _JOB_BYTES = 4 * 2**20
@@ -59,8 +59,8 @@ class FileStore(Store):
         self._directory = os.fspath(directory)
         self._checksums = checksums
         self._durable = durable
-        self._reads = Workers(num_threads, "asyncache-read")
-        self._writes = Workers(-(-num_threads // 2), "asyncache-write")
+        self._reads = Workers(num_threads, "asyncache-read", owner="store")
+        self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
         self._temporary: str | None = None
         self._spaces: dict[PageSpace, PageFiles] = {}
 

@@ -1,4 +1,4 @@
-"""Blocking jobs on threads of our own, and a wait that outlasts every cancellation.
+"""Blocking jobs on threads of our own.
 
 The rule: a call returns or raises only when none of its jobs runs any more, whatever
 happens to its task, because a job reads and writes memory that its caller lent.
@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from asyncache.core import ClosedError
+from asyncache.threads._outlast import outlast
 
 _Part = TypeVar("_Part")
 
@@ -30,9 +31,15 @@ class Workers:
 
     No thread is started before the first job. Jobs beyond the number of threads wait
     in order; their number is bounded by the callers, who each wait for their own.
+
+    Args:
+        num_threads: Threads that run jobs at the same time.
+        name: What the threads are called.
+        owner: What is closed when they are, for the error of a later call.
     """
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, *, owner: str) -> None:
+        self._owner = owner
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._running: set[Stop] = set()
         self._closed = False
@@ -40,7 +47,7 @@ class Workers:
     def check_open(self) -> None:
         """Raise ClosedError once the workers are closed."""
         if self._closed:
-            raise ClosedError("the store is closed")
+            raise ClosedError(f"the {self._owner} is closed")
 
     async def run(
         self, job: Callable[[_Part, Stop], None], parts: Sequence[_Part]
@@ -56,10 +63,16 @@ class Workers:
         self.check_open()
         stop, futures = Stop(), list[Future[None]]()
         self._running.add(stop)
+
+        def drop() -> None:
+            stop.set()
+            for future in futures:
+                future.cancel()
+
         try:
             for part in parts:
                 futures.append(self.executor.submit(job, part, stop))
-            await _outlast(futures, stop)
+            await outlast(_event_when_over(futures), on_cancel=drop)
         finally:
             self._running.discard(stop)
             if not all(future.done() for future in futures):
@@ -89,37 +102,6 @@ class Workers:
         await gone.wait()
         while closer.is_alive():  # its last instructions
             await anyio.lowlevel.checkpoint()
-
-
-async def _outlast(futures: Sequence[Future[None]], stop: Stop) -> None:
-    """Wait until all jobs are over, also while this task is cancelled again and again.
-
-    A cancelled anyio scope cancels every await that is not shielded from it;
-    ``task.cancel()`` cancels one await, but goes through any shield. So wait, and once
-    cancelled in either way, wait shielded and in a loop.
-    """
-    over = _event_when_over(futures)
-    cancelled = await _cancellation_of(over)
-    if cancelled is None:
-        return
-    stop.set()
-    for future in futures:
-        future.cancel()
-    with anyio.CancelScope(shield=True):
-        # What comes through the shield is native. It has to win over a scope's own
-        # cancellation: some versions of anyio swallow that one, and it with it.
-        while not over.is_set():
-            cancelled = await _cancellation_of(over) or cancelled
-    raise cancelled
-
-
-async def _cancellation_of(over: anyio.Event) -> asyncio.CancelledError | None:
-    """Wait; return the cancellation that ended the wait, if one did."""
-    try:
-        await over.wait()
-    except asyncio.CancelledError as error:
-        return error
-    return None
 
 
 def _event_when_over(futures: Sequence[Future[None]]) -> anyio.Event:

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncache.core import ClosedError
-from asyncache.stores._threads import Workers
+from asyncache.threads import Workers
 
 
 class Held:
@@ -52,7 +52,7 @@ async def run_caught(workers: Workers, held: Held, caught: list[BaseException]) 
 
 
 async def test_every_part_is_done_when_run_returns():
-    workers, done = Workers(3, "test"), []
+    workers, done = Workers(3, "test", owner="store"), []
     await workers.run(lambda part, stop: done.append(part), range(20))
     assert sorted(done) == list(range(20))
     await workers.run(lambda part, stop: done.append(part), [])
@@ -61,7 +61,7 @@ async def test_every_part_is_done_when_run_returns():
 
 async def test_no_thread_starts_before_the_first_job():
     before = threading.active_count()
-    workers = Workers(3, "test")
+    workers = Workers(3, "test", owner="store")
     assert threading.active_count() == before
     await workers.run(lambda part, stop: None, [0])
     assert threading.active_count() > before
@@ -70,7 +70,7 @@ async def test_no_thread_starts_before_the_first_job():
 
 
 async def test_an_error_of_a_job_is_raised_when_all_jobs_are_over():
-    workers, done = Workers(2, "test"), []
+    workers, done = Workers(2, "test", owner="store"), []
 
     def job(part: int, stop: threading.Event) -> None:
         if part == 1:
@@ -84,7 +84,7 @@ async def test_an_error_of_a_job_is_raised_when_all_jobs_are_over():
 
 
 async def test_a_cancelled_scope_waits_for_the_thread_to_stop():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_caught, workers, held, [])
         await held.begun.wait()
@@ -99,7 +99,7 @@ async def test_a_cancelled_scope_waits_for_the_thread_to_stop():
 
 
 async def test_no_number_of_native_cancellations_gets_past_the_thread():
-    workers, held, caught = Workers(1, "test"), Held(), []
+    workers, held, caught = Workers(1, "test", owner="store"), Held(), []
     task = asyncio.create_task(run_caught(workers, held, caught))
     await held.begun.wait()
     for _ in range(5):
@@ -115,7 +115,7 @@ async def test_no_number_of_native_cancellations_gets_past_the_thread():
 
 
 async def test_waiting_for_a_thread_in_a_cancelled_scope_does_not_spin():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_caught, workers, held, [])
         await held.begun.wait()
@@ -132,7 +132,7 @@ async def test_waiting_for_a_thread_in_a_cancelled_scope_does_not_spin():
 
 
 async def test_a_native_cancellation_that_comes_after_a_scopes_own_is_not_lost():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     left_scope = False
 
     async def victim() -> None:
@@ -157,7 +157,7 @@ async def test_a_native_cancellation_that_comes_after_a_scopes_own_is_not_lost()
 
 
 async def test_a_timeout_of_asyncio_ends_after_the_thread():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     async with anyio.create_task_group() as tasks:
 
         async def let_go() -> None:
@@ -173,7 +173,7 @@ async def test_a_timeout_of_asyncio_ends_after_the_thread():
 
 
 async def test_jobs_that_have_not_begun_are_dropped():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     held.go.set()
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -193,7 +193,7 @@ def test_a_coroutine_that_is_thrown_away_blocks_until_its_thread_stops():
         await held.begun.wait()
         return held, thrown_away
 
-    workers = Workers(1, "test")
+    workers = Workers(1, "test", owner="store")
     held, thrown_away = asyncio.run(begin())
     assert held.running == 1
     thrown_away.close()
@@ -202,7 +202,7 @@ def test_a_coroutine_that_is_thrown_away_blocks_until_its_thread_stops():
 
 
 async def test_closing_stops_what_runs_and_refuses_what_comes():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     held.go.set()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(workers.run, held.job, range(3))
@@ -214,7 +214,7 @@ async def test_closing_stops_what_runs_and_refuses_what_comes():
 
 
 async def test_closing_may_be_cancelled_and_done_again():
-    workers, held = Workers(1, "test"), Held()
+    workers, held = Workers(1, "test", owner="store"), Held()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(workers.run, held.job, [0])
         await held.begun.wait()

@@ -1,0 +1,6 @@
+"""Threads that work on lent memory, and waits that outlast every cancellation."""
+
+from asyncache.threads._outlast import outlast
+from asyncache.threads._workers import Stop, Workers
+
+__all__ = ["Stop", "Workers", "outlast"]
