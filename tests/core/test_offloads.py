@@ -409,3 +409,22 @@ def test_a_leaf_without_window_pages_is_evicted_like_any_other():
         cluster.do("abort", other)
     assert cluster.first.state.tree.num_nodes == 0
     assert cluster.facts(FactKind.EVICTED) == [(FactKind.EVICTED, 3, ())]
+
+
+def test_window_pages_that_are_still_loading_are_not_offloaded():
+    cluster = Cluster(WINDOW, {"kv": 48, "window": 8}, mask_ints=256)
+    cluster.do("abort", compute(cluster, PROMPT))
+    other = cluster.open([9] * 14)
+    cluster.do("extend", other, 14)
+    cluster.do("abort", other)
+    cluster.fill_stores(PROMPT)
+    twin = cluster.open(PROMPT)
+    cluster.do("restore", twin)
+    cluster.answer_lookup(cluster.first, *cluster.first.lookups)
+    cluster.step()
+    assert cluster.first.loads
+    agree(cluster)
+    (plan,) = cluster.first.offloads.values()
+    assert {pool for pool, *_ in plan.pieces} == {0}
+    cluster.settle()
+    assert cluster.facts(FactKind.STORED)
