@@ -153,11 +153,12 @@ class KVCache:
             home.cancel()
             await self._outlast(home)
             raise
+        if self._is_closed or home.cancelled():
+            self._is_closed = True
+            raise ClosedError("the cache was closed while it was opened")
         if home.done():
             self._is_closed, self._home = True, None
-            await home
-        if self._is_closed:
-            raise ClosedError("the cache was closed while it was opened")
+            home.result()
 
     async def aclose(self) -> None:
         """End all requests, stop all transfers, close the store.

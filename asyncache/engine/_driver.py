@@ -93,11 +93,9 @@ class Driver:
         """Make a call on the replica, and carry out what follows.
 
         Raises:
-            InvariantError: If the replica broke a law, now or earlier: it is over.
+            InvariantError: If the replica broke a law: it is over.
             OrderError: If the replica is at work, and somehow called this.
         """
-        if self.failure is not None:
-            raise self.failure
         if self.is_in_core:
             raise OrderError("a call from within the cache")
         self.is_in_core = True
@@ -171,10 +169,7 @@ class Driver:
             return
         self._is_settling = True
         try:
-            self._carry_out()
-            while self._is_fresh and self.failure is None:
-                self._apply()
-                self._carry_out()
+            self._settle()
         except InvariantError as error:
             # The embedder's task is not to blame: the next call of anyone raises this.
             self._fail(error)
@@ -185,6 +180,17 @@ class Driver:
         finally:
             self._is_settling = False
         self._on_settled()
+
+    def _settle(self) -> None:
+        while self.failure is None:
+            self._carry_out()
+            if self._is_fresh:
+                self._apply()
+            elif self._facts:
+                # Observers last, and one at a time, for they may have more to say.
+                self._tell_observer(self._facts.popleft())
+            else:
+                return
 
     def _apply(self) -> None:
         self._is_fresh, self.is_in_core = False, True
@@ -198,15 +204,10 @@ class Driver:
             self.is_in_core = False
 
     def _carry_out(self) -> None:
-        """Run effects in order, observers last, until nobody has more to say."""
-        while True:
-            for effect in self.replica.take_effects():
-                if isinstance(effect, Fact):
-                    self._facts.append(effect)
-                elif isinstance(effect, Restored | Settled | Shortened | Ended):
-                    self._tell_request(effect)
-                else:
-                    self._plans.start(effect)
-            if not self._facts:
-                return
-            self._tell_observer(self._facts.popleft())
+        for effect in self.replica.take_effects():
+            if isinstance(effect, Fact):
+                self._facts.append(effect)
+            elif isinstance(effect, Restored | Settled | Shortened | Ended):
+                self._tell_request(effect)
+            else:
+                self._plans.start(effect)

@@ -314,10 +314,10 @@ class Request:
 
     def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
         landing = self._landing
-        if landing is not None:
-            landing.num_device_tokens = num_device_tokens
-            landing.loads = loads
-            landing.agreed.set()
+        assert landing is not None
+        landing.num_device_tokens = num_device_tokens
+        landing.loads = loads
+        landing.agreed.set()
 
     def _settle_hit(self) -> None:
         if self._landing is not None:

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, assert_never
 from weakref import WeakValueDictionary
 
 import anyio
@@ -308,6 +308,8 @@ class Runtime:
                     self.reports.shortened(request)
             case Ended(aborted=aborted):
                 self._ended(state, request, aborted=aborted)
+            case _:
+                assert_never(told)
 
     def _restored(self, state: State, request: Request | None, hit: int) -> None:
         first = min((load.start for load in state.needs), default=hit)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 import anyio
 
@@ -139,6 +139,8 @@ class Transfers:
                 self._offer(plan)
             case Stop(seq):
                 self.stop(seq)
+            case _:
+                assert_never(plan)
 
     def stop(self, seq: int) -> None:
         """Let a transfer end early; it votes once nothing of it moves any more."""
