@@ -194,6 +194,12 @@ class Scene:
             compute(self.device, request, tokens, num_hit // PAGE)
         request.commit(len(tokens))
 
+    def expire(self, state) -> None:
+        """Let the deadline of a request's restore come now."""
+        runtime = self.cache._runtime
+        runtime._deadlines[state.seq].cancel()
+        runtime._deadline(state)
+
     async def rest(self) -> None:
         """Wait until nothing moves, and check that nothing was left behind."""
         assert await self.cache.drain(deadline_s=20) == 0

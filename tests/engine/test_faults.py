@@ -177,8 +177,9 @@ async def test_a_deadline_in_the_middle_of_a_load_keeps_what_has_landed():
     async with scene(store) as view:
         await view.serve(TOKENS[: PAGE + 1], deadline_s=0)
         with view.cache.request(TOKENS) as request:
-            hit = await request.restore(deadline_s=0.02)
+            hit = await request.restore()
             assert hit.num_tokens == 3 * PAGE
+            view.expire(request._state)
             await hit.wait()
             assert hit.num_tokens == PAGE
             check_pages(view.device, request, TOKENS, PAGE)
@@ -225,6 +226,60 @@ async def test_a_full_disk_is_one_event_and_pages_are_stored_again_later():
         store.fault = None
         await view.cache.drain()
         assert await store.contains(keys(TOKENS)) == [True] * 3
+
+
+async def test_pages_refused_at_once_by_a_full_disk_are_one_event_too():
+    store = GateStore(FaultyStore(MemoryStore(2**20), Fault.REJECTED), is_open=True)
+    store.put_gate.close()
+    limits = Limits(breaker_s=30, close_s=5.0)
+    async with scene(store, num_pages=16, limits=limits, check=False) as view:
+        for seed in range(3):
+            await view.serve(prompt(3, seed=seed))
+        await store.put_gate.wait_arrived(3)
+        store.put_gate.open()
+        await turns(10)
+        assert view.log.of(StoreFull) == [StoreFull(3, 30)]
+
+
+class InstantStore(MemoryStore):
+    """Answers without ever giving way to others."""
+
+    def __init__(self):
+        super().__init__(2**20)
+        self.pages = {}
+
+    async def contains(self, keys):
+        return [key in self.pages for key in keys]
+
+    async def get_into(self, keys, targets, layers=None):
+        for key, [target] in zip(keys, targets, strict=True):
+            target[:] = self.pages[key]
+        return [Status.HIT] * len(keys)
+
+    async def put(self, keys, sources):
+        for key, [source] in zip(keys, sources, strict=True):
+            self.pages[key] = bytes(source)
+        return [Status.HIT] * len(keys)
+
+
+async def test_a_store_may_answer_without_ever_suspending():
+    store = InstantStore()
+    async with scene(store) as view:
+        await view.serve(TOKENS)
+        await view.cache.drain()
+        assert len(store.pages) == 3
+    async with scene(store) as view:
+        assert await view.serve(TOKENS) == 3 * PAGE
+
+
+async def test_an_answer_that_comes_after_its_request_ended_is_counted():
+    async with scene(InstantStore()) as view:
+        with view.cache.request(TOKENS) as request:
+            restoring = request.restore().__await__()
+            next(restoring)
+            restoring.close()
+        await turns(3)
+        assert view.cache.statistics().counters.late_completions == 1
 
 
 async def test_pages_that_a_full_disk_made_forgotten_are_offered_by_the_next_commit():

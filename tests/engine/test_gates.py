@@ -147,6 +147,18 @@ async def test_gates_open_when_the_request_ends():
         await gates.wait(0)
 
 
+async def test_a_gate_that_times_out_after_its_load_has_ended_hurts_nobody():
+    async with scene(await memory_store(TOKENS)) as view:
+        with view.cache.request(TOKENS) as request:
+            hit = await request.restore()
+            [load] = view.cache._runtime.board._loads
+            await hit.wait()
+            view.cache._runtime._gate_timed_out(load)
+            await turns(2)
+            assert hit.num_tokens == 3 * PAGE
+            assert not view.log.of(StoreDown)
+
+
 async def test_gates_of_nothing_are_open():
     async with scene() as view:
         with view.cache.request(TOKENS) as request:
@@ -157,7 +169,7 @@ async def test_gates_of_nothing_are_open():
 async def test_reads_that_hang_open_the_breaker_though_lookups_succeed():
     store = await gate_store(TOKENS, is_open=True)
     store.get_gate.close()
-    limits = Limits(gate_s=0.01, breaker_failures=2, breaker_s=0.05, close_s=5.0)
+    limits = Limits(gate_s=0.01, breaker_failures=2, breaker_s=30, close_s=5.0)
     async with scene(store, limits=limits) as view:
         for _ in range(2):
             with view.cache.request(TOKENS) as request:

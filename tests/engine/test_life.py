@@ -151,6 +151,17 @@ async def test_suspending_during_a_restore_ends_it_without_a_hit():
             assert hit.num_tokens == 3 * PAGE
 
 
+async def test_a_restore_that_is_suspended_and_cancelled_gives_up_nothing_of_others():
+    async with scene(await memory_store(prompt(3))) as view:
+        with view.cache.request(prompt(3)) as request:
+            restoring = request.restore().__await__()
+            next(restoring)
+            request.suspend()
+            restoring.close()
+            hit = await (await request.restore()).wait()
+            assert hit.num_tokens == 3 * PAGE
+
+
 async def test_namespaces_share_nothing():
     async with scene() as view:
         tokens = prompt(1)

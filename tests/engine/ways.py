@@ -68,8 +68,10 @@ async def by_timeout(handle: Handle, reached: Reached) -> None:
 
 async def by_wait_for(handle: Handle, reached: Reached) -> None:
     """Let asyncio.wait_for expire."""
+    task = asyncio.create_task(handle())
+    await reached()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(handle(), timeout=0.05)
+        await asyncio.wait_for(task, timeout=0.001)
 
 
 async def by_shield_lost(handle: Handle, reached: Reached) -> None:
