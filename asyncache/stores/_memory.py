@@ -10,15 +10,15 @@ import anyio.lowlevel
 from asyncache.core import ClosedError, PageKey
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 
-# About a millisecond of copying: what other tasks may have to wait for.
-_TURN_BYTES = 4 * 2**20
+# A millisecond or two, into memory that is new: what other tasks may wait for.
+_TURN_BYTES = 2 * 2**20
 
 
 class MemoryStore(Store):
     """Pages in memory, up to ``max_bytes``; the least recently used give way.
 
     Reading a page and putting it are uses, asking for it is none. No threads: it
-    copies on the event loop, and lets other tasks run every 4 MiB.
+    copies on the event loop, and lets other tasks run every 2 MiB.
 
     Args:
         max_bytes: Bytes of pages, those being put included. A page that can never fit
