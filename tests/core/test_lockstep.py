@@ -321,7 +321,7 @@ def test_replicas_stay_equal_and_pages_true_under_any_calls_and_votes(machine):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=4 * profile.max_examples,
+            max_examples=2 * profile.max_examples,
             stateful_step_count=2 * profile.stateful_step_count,
             suppress_health_check=list(HealthCheck),
         ),
