@@ -23,6 +23,7 @@ ITEM_BYTES = {
     "uint8": 1,
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_SHARD = re.compile(r"all|[0-9]{1,9}of[0-9]{1,9}")
 
 
 class Coverage(Enum):
@@ -109,12 +110,28 @@ class PageSpace:
         dtype: Element type by name.
         shape: Shape of one page, [num_layers, num_parts, page_tokens, num_kv_heads,
             head_dim].
+
+    Raises:
+        TypeError: If the shape is not a tuple of ints.
+        ValueError: If a field is no such thing.
     """
 
     pool: str
     shard: str
     dtype: str
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        # Stores take `name` for a file name.
+        _check_name_and_dtype(self.pool, self.dtype)
+        if not _SHARD.fullmatch(self.shard):
+            raise ValueError(f"a shard must match {_SHARD.pattern}, not {self.shard!r}")
+        if not isinstance(self.shape, tuple):
+            raise TypeError(f"shape must be a tuple, not {type(self.shape).__name__}")
+        if not self.shape:
+            raise ValueError("shape must have at least one extent, got ()")
+        for extent in self.shape:
+            check_at_least_one("an extent of shape", extent)
 
     @property
     def num_layers(self) -> int:
@@ -212,14 +229,16 @@ def frame(*fields: bytes) -> bytes:
 
 
 def _check_pool(pool: Pool) -> None:
-    if not _NAME.fullmatch(pool.name):
-        raise ValueError(f"a pool's name must match {_NAME.pattern}, not {pool.name!r}")
-    if pool.dtype not in ITEM_BYTES:
-        raise ValueError(
-            f"dtype must be one of {sorted(ITEM_BYTES)}, not {pool.dtype!r}"
-        )
+    _check_name_and_dtype(pool.name, pool.dtype)
     for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
         check_at_least_one(name, getattr(pool, name))
+
+
+def _check_name_and_dtype(name: str, dtype: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a pool's name must match {_NAME.pattern}, not {name!r}")
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"dtype must be one of {sorted(ITEM_BYTES)}, not {dtype!r}")
 
 
 def check_at_least_one(name: str, value: int) -> None:

@@ -142,3 +142,26 @@ def test_a_window_of_nothing_is_refused():
 def test_a_layout_that_cannot_be_is_refused(change, error, says):
     with pytest.raises(error, match=says):
         replace(LAYOUT, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"pool": "../kv"}, ValueError, "a pool's name must match .*, not '../kv'"),
+        ({"pool": "kv\n"}, ValueError, r"not 'kv\\n'"),
+        ({"dtype": "a/b"}, ValueError, "dtype must be one of .*, not 'a/b'"),
+        ({"shard": ""}, ValueError, "a shard must match .*, not ''"),
+        ({"shard": "0of"}, ValueError, "not '0of'"),
+        ({"shard": "all/.."}, ValueError, "not 'all/..'"),
+        ({"shard": "0of2\n"}, ValueError, r"not '0of2\\n'"),
+        ({"shard": "٠of٢"}, ValueError, "not '٠of٢'"),  # noqa: RUF001 - digits, not ours
+        ({"shape": [2, 8]}, TypeError, "shape must be a tuple, not list"),
+        ({"shape": ()}, ValueError, "shape must have at least one extent, got .."),
+        ({"shape": (2, 0)}, ValueError, "extent of shape must be at least 1, not 0"),
+        ({"shape": (2, True)}, TypeError, "extent of shape must be an int, not bool"),
+        ({"shape": ("2", 8)}, TypeError, "extent of shape must be an int, not str"),
+    ],
+)
+def test_a_space_whose_name_would_not_do_for_a_file_is_refused(change, error, says):
+    with pytest.raises(error, match=says):
+        replace(LAYOUT.space(KV), **change)
