@@ -1,10 +1,11 @@
-"""Page bytes by key, outside the device: the contract, memory and files."""
+"""Page bytes by key, outside the device: the contract, memory, files and tiers."""
 
 from __future__ import annotations
 
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._file import FileStore
 from asyncache.stores._memory import MemoryStore
+from asyncache.stores._tiered import TieredStore
 
 __all__ = [
     "FileStore",
@@ -12,5 +13,6 @@ __all__ = [
     "PageBuffers",
     "Status",
     "Store",
+    "TieredStore",
     "check_batch",
 ]
