@@ -66,7 +66,7 @@ class Hit:
 
     def __repr__(self) -> str:
         """Show how long the hit is and whether it is final."""
-        state = "settled" if self.is_settled else "provisional"
+        state = "settled" if self.settled else "provisional"
         return f"<Hit {self.num_tokens} tokens, {state}>"
 
     @property
@@ -84,7 +84,7 @@ class Hit:
         return min(self._landing.num_device_tokens, self.num_tokens)
 
     @property
-    def is_settled(self) -> bool:
+    def settled(self) -> bool:
         """Whether all of it has landed, or its end has come."""
         return self._landing.settled.is_set()
 
@@ -191,12 +191,12 @@ class Request:
         )
 
     @property
-    def is_reserved(self) -> bool:
+    def reserved(self) -> bool:
         """Whether the pages of the whole prompt are promised: extend cannot fail."""
         return bool(self._open_state().promise)
 
     @property
-    def is_settled(self) -> bool:
+    def settled(self) -> bool:
         """Whether all that its computing stands on has landed: its tokens are true."""
         return not self._open_state().needs
 
@@ -208,7 +208,7 @@ class Request:
         Waits for a reservation of the whole prompt, then for the store's answer. The
         hit that it returns may still be on its way: ``await hit.wait()``, or wait for
         its gates layer by layer. Past the deadline it is what has landed by then;
-        without a reservation that is nothing, and :attr:`is_reserved` is False.
+        without a reservation that is nothing, and :attr:`reserved` is False.
 
         Args:
             deadline_s: Seconds from now until the hit settles whatever happens; 0 for

@@ -139,7 +139,7 @@ class Engine:
                 # Here a request waits in line for room, then for its pages.
                 hit = await request.restore(deadline_s=self._restore_s)
                 await hit.wait()
-                if not request.is_reserved:
+                if not request.reserved:
                     continue
                 with self._in_batch(row, hit.num_tokens):
                     while (item := await row.outbox.get()) is not _Signal.SUSPENDED:

@@ -151,7 +151,7 @@ async def test_deadlines_are_finite_and_not_negative(value, error, text):
             with pytest.raises(error, match=text):
                 await view.cache.drain(deadline_s=value)
             assert not view.cache._runtime._deadlines
-            assert request.is_settled
+            assert request.settled
 
 
 async def test_deadlines_may_be_huge_or_tiny():

@@ -170,8 +170,8 @@ async def test_a_scope_whose_restore_is_cancelled_goes_on_with_what_is_there():
             with anyio.move_on_after(0.01):
                 await request.restore()
             assert not view.cache._runtime._deadlines
-            assert request.is_settled
-            assert request.is_reserved
+            assert request.settled
+            assert request.reserved
             view.finish(request, TOKENS, PAGE)
         store.contains_gate.open()
         store.put_gate.open()
@@ -193,7 +193,7 @@ async def test_a_restore_cancelled_in_the_turn_of_its_answer_gives_the_load_up()
             with suppress(asyncio.CancelledError):
                 await task
             if task.cancelled():
-                assert request.is_settled
+                assert request.settled
                 assert list(request.page_table["kv"]) == []
             request.suspend()
             store.get_gate.open()

@@ -349,7 +349,7 @@ async def test_a_future_that_a_third_party_cancels_kills_that_load_and_no_other(
             store.futures[0].cancel()
             await hit.wait()
             assert (hit.num_tokens, other_hit.num_tokens) == (0, 2 * PAGE)
-            assert not other_hit.is_settled
+            assert not other_hit.settled
             failed = view.log.of(TransferFailed)
             assert [type(event.error) for event in failed] == [asyncio.CancelledError]
             store.futures[1].set_result(None)

@@ -72,7 +72,7 @@ async def test_decoding_appends_extends_and_commits_page_by_page():
         tokens = prompt(1)
         with view.cache.request(tokens, reserve_tokens=2 * PAGE) as request:
             await (await request.restore()).wait()
-            assert request.is_reserved
+            assert request.reserved
             assert request.extend(len(tokens)) == 2
             table = request.page_table["kv"]
             first = list(table)
@@ -115,7 +115,7 @@ async def test_a_suspended_request_starts_over_with_what_it_committed():
             compute(view.device, request, tokens)
             request.commit(2 * PAGE)
             request.suspend()
-            assert not request.is_reserved
+            assert not request.reserved
             assert list(request.page_table["kv"]) == []
             assert view.pool.request == 0
             hit = await (await request.restore()).wait()
@@ -130,7 +130,7 @@ async def test_a_hit_that_was_given_back_is_zero_and_its_clock_is_stopped():
             first = await request.restore()
             request.suspend()
             assert first.num_tokens == 0
-            assert first.is_settled
+            assert first.settled
             assert not view.cache._runtime._deadlines
             await first.wait()
             second = await (await request.restore()).wait()
@@ -178,9 +178,9 @@ async def test_computing_needs_no_restore():
     async with scene(MemoryStore(2**20)) as view:
         tokens = prompt(2)
         with view.cache.request(tokens) as request:
-            assert not request.is_reserved
+            assert not request.reserved
             view.finish(request, tokens, 0)
-            assert request.is_settled
+            assert request.settled
         assert view.cache.match_nowait(tokens) == 2 * PAGE
 
 
@@ -226,7 +226,7 @@ async def test_a_step_reports_what_happened_since_the_last_one():
         with view.cache.request(tokens) as request:
             hit = await request.restore()
             reports = []
-            while not hit.is_settled:
+            while not hit.settled:
                 reports.append(await view.cache.step())
             reports.append(await view.cache.step())
             assert [r.landed for r in reports if r.landed] == [(request,)]

@@ -71,8 +71,8 @@ async def test_a_restore_without_room_waits_and_past_its_deadline_is_a_miss():
             with view.cache.request(tokens) as request:
                 hit = await request.restore(deadline_s=0.02)
                 assert hit.num_tokens == 0
-                assert hit.is_settled
-                assert not request.is_reserved
+                assert hit.settled
+                assert not request.reserved
                 with pytest.raises(OutOfPagesError, match="need 4 pages"):
                     request.extend(len(tokens))
         assert await view.serve(tokens) == 3 * PAGE
@@ -85,7 +85,7 @@ async def test_a_restore_without_room_or_store_is_a_miss_in_time(deadline_s):
             await first.restore()
             with view.cache.request(prompt(3, seed=1)) as second:
                 hit = await second.restore(deadline_s=deadline_s)
-                assert (hit.num_tokens, second.is_reserved) == (0, False)
+                assert (hit.num_tokens, second.reserved) == (0, False)
 
 
 async def test_a_deadline_of_zero_does_not_wait_for_what_others_load():
@@ -96,7 +96,7 @@ async def test_a_deadline_of_zero_does_not_wait_for_what_others_load():
         with view.cache.request(tokens) as one, view.cache.request(tokens) as two:
             patient = await one.restore()
             hasty = await two.restore(deadline_s=0)
-            assert hasty.is_settled
+            assert hasty.settled
             assert hasty.num_tokens == 0
             store.get_gate.open()
             await patient.wait()
@@ -118,7 +118,7 @@ async def test_a_suspended_request_lets_the_next_one_in():
                     await turns(5)
                     assert hits == []
                     first.suspend()
-                assert second.is_reserved
+                assert second.reserved
 
 
 async def test_no_more_requests_are_open_than_the_limits_say():

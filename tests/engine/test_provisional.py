@@ -25,7 +25,7 @@ async def loading(view, store, request):
     """Restore, and return the hit while its load is held at the store."""
     hit = await request.restore()
     await store.get_gate.wait_arrived()
-    assert not request.is_settled
+    assert not request.settled
     return hit
 
 
@@ -43,7 +43,7 @@ async def test_a_commit_over_a_load_is_shared_once_the_load_has_landed():
             assert view.cache.match_nowait([*tokens, 0]) == 0
             store.get_gate.open()
             await hit.wait()
-            assert request.is_settled
+            assert request.settled
             assert view.cache.match_nowait([*tokens, 0]) == 5 * PAGE
 
 
@@ -104,7 +104,7 @@ async def test_tokens_computed_over_a_short_load_enter_neither_tree_nor_store(nu
             inner.get_gate.open()
             await hit.wait()
             assert hit.num_tokens == first_lost * PAGE
-            assert request.is_settled
+            assert request.settled
             assert (await view.cache.step()).shortened == (request,)
             assert view.cache.match_nowait([*tokens, 0]) == first_lost * PAGE
             assert len(request.page_table["kv"]) == first_lost

@@ -22,7 +22,7 @@ async def test_two_requests_for_one_cold_prefix_make_one_transfer():
         with view.cache.request(tokens) as one, view.cache.request(tokens) as two:
             first, second = await one.restore(), await two.restore()
             assert first.num_tokens == second.num_tokens == 3 * PAGE
-            assert not first.is_settled
+            assert not first.settled
             assert not second.gates.is_open(0)
             assert one.page_table == two.page_table
             await store.get_gate.wait_arrived()
