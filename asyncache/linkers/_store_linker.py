@@ -25,6 +25,10 @@ from asyncache.linkers._staging import Staging
 from asyncache.stores import Status, Store
 
 
+# What the loop may spend at once: a slice costs it a microsecond, however small.
+_BATCH_SLICES = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Pages of one pool, few enough to move at once."""
@@ -143,7 +147,8 @@ class StoreLinker(Linker):
 
     def _cut(self, piece: Moved) -> Iterator[Batch]:
         space = self._spaces[piece.pool]
-        step = max(1, self._batch_bytes // space.page_bytes)
+        most = self._batch_bytes // space.page_bytes
+        step = max(1, min(most, _BATCH_SLICES // space.num_layers))
         for first in range(0, len(piece.pages), step):
             run = slice(first, first + step)
             start = piece.start + first
