@@ -46,8 +46,8 @@ def replay_core(job: Job, prompts: Iterable[Prompt]) -> Outcome:
         else:
             tally.serve(prompt, job.trace.page_tokens, run.serve(prompt.pages), 0)
     seconds = time.perf_counter() - begin
-    run.replica.check_invariants()
-    statistics = run.replica.statistics()
+    run.replica.look.check_invariants()
+    statistics = run.replica.look.statistics()
     pool = statistics.pools["kv"]
     return Outcome(
         num_pages=job.num_pages,
@@ -79,12 +79,12 @@ class _Run:
         replica, key = self.replica, pages[: self.num_bytes]
         num_pages = len(key) // TOKEN_BYTES
         request = self._open(key)
-        replica.restore(request)
+        replica.calls.restore(request)
         is_filling = len(key) == self.num_bytes
-        hit = replica.match(key + END) if is_filling else request.hit
+        hit = replica.look.match(key + END) if is_filling else request.hit
         if hit < num_pages:
-            replica.extend(request, num_pages)
-            replica.commit(request, num_pages)
+            replica.calls.extend(request, num_pages)
+            replica.calls.commit(request, num_pages)
         self._votes.quiet(request.seq)
         self._settle(request)
         return hit
@@ -96,14 +96,14 @@ class _Run:
             return
         request = self._open(key)
         if stage is not Stage.OPENED:
-            self.replica.restore(request)
+            self.replica.calls.restore(request)
         if stage is Stage.EXTENDED:
-            self.replica.extend(request, len(key) // TOKEN_BYTES)
+            self.replica.calls.extend(request, len(key) // TOKEN_BYTES)
         self._votes.sink(request.seq, 0)
         self._settle(request)
 
     def _open(self, key: bytes) -> RequestState:
-        return self.replica.open(key + END if len(key) < self.num_bytes else key)
+        return self.replica.calls.open(key + END if len(key) < self.num_bytes else key)
 
     def _settle(self, request: RequestState) -> None:
         """Apply the vote that ends a request, and take note of what happened."""

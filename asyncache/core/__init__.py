@@ -54,8 +54,9 @@ from asyncache.core._layout import (
     WindowPool,
 )
 from asyncache.core._ledger import PageState
+from asyncache.core._look import PoolStatistics, ReplicaStatistics
 from asyncache.core._offloads import FAILED, GOOD, PARENT_MISSING
-from asyncache.core._replica import PoolStatistics, Replica, ReplicaStatistics
+from asyncache.core._replica import Replica
 from asyncache.core._state import Bounds
 from asyncache.core._tokens import MAX_TOKEN, TOKEN_BYTES, Tokens, pack_tokens
 from asyncache.core._votes import Ballot, Votes

@@ -12,8 +12,8 @@ from __future__ import annotations
 from asyncache.core._agenda import Offload, Request
 from asyncache.core._effects import Fact, FactKind
 from asyncache.core._ledger import PageState
-from asyncache.core._offloads import offer_again
-from asyncache.core._reservations import move_anchor, try_pin
+from asyncache.core._offloads import offer_again, topmost_unsaved
+from asyncache.core._reservations import try_pin
 from asyncache.core._state import State
 from asyncache.core._tree import Node, Walk
 
@@ -42,17 +42,17 @@ def publish_parked(state: State) -> None:
 
 
 def _publish(state: State, request: Request) -> None:
+    # From the anchor on: a decode publishes page by page, at any depth.
     tree, shared = state.tree, request.shared
-    root = tree.root(request.root_hash)
+    base = request.anchor or tree.root(request.root_hash)
     key = bytes(request.tokens[: request.want * tree.stride])
-    walk = tree.walk(root, key)
+    walk = tree.walk(base, key)
     end = _first_loading(state, walk, request.want)
     if end <= shared:
         return
-    node = tree.end_at(root, walk, min(end, walk.covered))
-    if not try_pin(state, node):
+    node = tree.end_at(base, walk, min(end, walk.covered))
+    if not _try_stand_on(state, request, node):
         return
-    base = node
     path = list(tree.above(node, shared))
     given = [above for above in path if _adopt_windows(state, request, above)]
     if node.end < end:
@@ -62,15 +62,35 @@ def _publish(state: State, request: Request) -> None:
         path.insert(0, node)
         given.insert(0, node)
         state.effects.append(Fact(FactKind.PUBLISHED, node.end - node.start))
-    move_anchor(state, request, node)
-    state.unpin(base)
+        _stand_on(state, request, node)
     if given:
         _bracket(state, request, given)
     for above in path:
         above.used = state.clock
         above.hits += 1
-    for above in reversed(list(tree.above(node))):
+    offer_again(state, topmost_unsaved(path[-1]))
+    for above in reversed(path):
         offer_again(state, above)
+
+
+def _try_stand_on(state: State, request: Request, node: Node) -> bool:
+    """Pin resident pages in place of the request's anchor, unless no promise allows."""
+    if node is request.anchor or node.parent is None:
+        return True
+    if not try_pin(state, node):
+        return False
+    state.unpin(request.anchor)
+    request.anchor = node
+    return True
+
+
+def _stand_on(state: State, request: Request, node: Node) -> None:
+    """Pin pages that were the request's own a moment ago: that breaks no promise."""
+    if request.anchor is None:
+        state.pin(node)
+    else:
+        state.move_pin(request.anchor, node)
+    request.anchor = node
 
 
 def _first_loading(state: State, walk: Walk, end: int) -> int:

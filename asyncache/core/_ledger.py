@@ -72,6 +72,11 @@ class Ledger:
         """Return how many pages are in a state."""
         return self._num[state]
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Pages in each state, in the order of :class:`PageState`."""
+        return tuple(self._num)
+
     def state(self, page: int) -> PageState:
         """Return who holds a page."""
         return PageState(self._state[page])

@@ -255,7 +255,9 @@ def _fall(state: State, request: Request, *, resident: bool) -> bool:
     node = tree.end_at(root, walk, hit) if root is not None and hit else None
     rest_on(state, request, node, hit)
     trim_spare(state, request)
-    request.want, request.barred = 0, True
+    request.want = 0
+    # A load that failed is not tried again; one that was merely late may be.
+    request.barred = request.barred or not resident
     state.parked.pop(request.seq, None)
     return True
 

@@ -68,7 +68,7 @@ def open_readies(state: State) -> None:
     for node in queue:
         if state.num_offloading >= state.bounds.offloads:
             return
-        top = _topmost_unsaved(node)
+        top = topmost_unsaved(node)
         if top is not node:
             # Split since it was queued, or its parent turned out to be missing.
             del state.dirty[node]
@@ -83,7 +83,7 @@ def open_readies(state: State) -> None:
             state.num_offloading += 1
 
 
-def _topmost_unsaved(node: Node) -> Node:
+def topmost_unsaved(node: Node) -> Node:
     """Return the ancestor that must be offloaded first; its children follow it."""
     parent = node.parent
     while parent is not None and not parent.stored:

@@ -51,7 +51,8 @@ def open_request(
     state.clock += 1
     root = state.tree.roots.get(root_hash)
     limit = restore_limit(state, request) * state.tree.stride
-    state.touch(state.tree.walk(root, tokens[:limit]).path)
+    walk = state.tree.walk(root, tokens[:limit])
+    state.touch(node for node in walk.path if node.end <= walk.covered)
     return request
 
 

@@ -55,7 +55,7 @@ def try_pin(state: State, node: Node) -> bool:
 def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None:
     """Put a request on a resident or loading prefix; its page table is just that."""
     move_anchor(state, request, node)
-    request.hit = hit
+    had, request.hit = request.hit, hit
     for pool in range(len(request.tables)):
         table = request.tables[pool]
         del table[:]
@@ -70,7 +70,8 @@ def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None
     if node is not None:
         for above in state.tree.above(node):
             above.used = state.clock
-            above.hits += 1
+            # Once a restore, though it may first stand on a part of its hit.
+            above.hits += above.end > had
     update_remainder(state, request)
 
 

@@ -121,9 +121,11 @@ class State:
 
     def fold_counts(self) -> None:
         """Fold where pages and transactions are after a call or a verdict."""
-        counts = [ledger.count(held) for ledger in self.ledgers for held in PageState]
-        sums = (self.clock, self.promised, self.tree.num_nodes, len(self.agenda.open))
-        self.fold(b"counts", *counts, *sums)
+        num_nodes, num_open = self.tree.num_nodes, len(self.agenda.open)
+        facts = array("q", (self.clock, self.promised, num_nodes, num_open))
+        for ledger in self.ledgers:
+            facts.extend(ledger.counts)
+        self.digest = zlib.crc32(facts, self.digest)
 
     # Pages.
 
@@ -164,15 +166,20 @@ class State:
         ledger = self.ledgers[pool]
         while ledger.num_free < num_pages:
             if pool in self.tree.full:
-                self._evict_leaf()
+                self._evict_leaf(num_pages - ledger.num_free)
             else:
                 self._evict_window(pool)
         return ledger.take(num_pages, state)
 
-    def _evict_leaf(self) -> None:
+    def _evict_leaf(self, num_pages: int) -> None:
+        """Drop the coldest leaf, or only so many pages of its tail."""
         node = self.leaves.pop()
         if node is None:
             broken("eviction finds what was promised", self.promised)
+        if node.end - node.start > num_pages:
+            upper = self.tree.split(node, node.end - num_pages)
+            if node in self.dirty:
+                self.dirty[upper] = None
         parent = node.parent
         assert parent is not None
         self._forget_ready(node)
@@ -231,12 +238,16 @@ class State:
             self.pins[node] = self.pins.get(node, 0) + 1
             self.tree.lock(node)
 
+    def move_pin(self, above: Node, node: Node) -> None:
+        """Turn a pin into one of a longer prefix; a decode does so page by page."""
+        self._drop_pin(above)
+        self.pins[node] = self.pins.get(node, 0) + 1
+        self.tree.lock(node, below=above)
+
     def unpin(self, node: Node | None) -> None:
         """Undo one :meth:`pin`."""
         if node is not None:
-            self.pins[node] -= 1
-            if not self.pins[node]:
-                del self.pins[node]
+            self._drop_pin(node)
             self.tree.unlock(node)
             # A cut may have detached the node while it was pinned: what is evictable
             # now is the leaf that it hung from.
@@ -244,6 +255,11 @@ class State:
                 assert node.parent is not None
                 node = node.parent
             self.leaves.offer(node)
+
+    def _drop_pin(self, node: Node) -> None:
+        self.pins[node] -= 1
+        if not self.pins[node]:
+            del self.pins[node]
 
     def touch(self, path: Iterable[Node]) -> None:
         """Mark nodes as used now."""

@@ -115,12 +115,16 @@ class Tree:
 
     # Looking up changes nothing.
 
-    def walk(self, root: Node | None, key: bytes | bytearray) -> Walk:
-        """Return the nodes that a key runs through. Changes nothing."""
+    def walk(self, base: Node | None, key: bytes | bytearray) -> Walk:
+        """Return the nodes below ``base`` that a key runs through. Changes nothing.
+
+        The key begins at the root, and is taken to run through ``base``, which may be
+        a root; None is a namespace that holds nothing.
+        """
         path: list[Node] = []
-        if root is None:
+        if base is None:
             return Walk(path, 0)
-        node, position, stride = root, 0, self.stride
+        node, position, stride = base, base.end * self.stride, self.stride
         num_bytes = len(key) - len(key) % stride
         while position < num_bytes:
             child = node.children.get(bytes(key[position : position + stride]))
@@ -261,10 +265,10 @@ class Tree:
             self.roots[parent_hash] = root
         return root
 
-    def end_at(self, root: Node, walk: Walk, position: int) -> Node:
+    def end_at(self, base: Node, walk: Walk, position: int) -> Node:
         """Return the walk's node that ends at a position, splitting one if need be."""
-        if position == 0:
-            return root
+        if position == base.end:
+            return base
         for node in walk.path:
             if node.end >= position:
                 break
@@ -332,10 +336,14 @@ class Tree:
 
     # Pins.
 
-    def lock(self, node: Node) -> None:
-        """Keep a node and its ancestors from eviction until :meth:`unlock`."""
+    def lock(self, node: Node, *, below: Node | None = None) -> None:
+        """Keep a node and its ancestors from eviction until :meth:`unlock`.
+
+        With ``below``, an ancestor whose lock this one takes over: only what lies
+        between them is not locked yet.
+        """
         step: Node | None = node
-        while step is not None:
+        while step is not below and step is not None:
             if not step.locks and step.loads[self.backbone] is None:
                 self.locked_pages += step.end - step.start
             step.locks += 1

@@ -77,18 +77,23 @@ class _Verdict:
 
     def __init__(self, state: State, ballot: Ballot, verdict: array[int]) -> None:
         self._agenda = state.agenda
-        self._table = ballot.table
         self._verdict = verdict
+        # Most of what is open has no news, and is read once to see that.
+        self._news: dict[type[Transaction], list[Transaction]] = {}
+        for transaction in ballot.table.values():
+            at = HEADER_INTS + 2 * transaction.place
+            if verdict[at + 1] or verdict[at] < transaction.claim:
+                self._news.setdefault(type(transaction), []).append(transaction)
 
     def of(self, kind: type[T]) -> list[T]:
-        """Return the transactions of a kind that were voted on and have not ended."""
-        return [
-            t for t in self._table if isinstance(t, kind) and self._agenda.is_open(t)
-        ]
+        """Return the transactions of a kind that were in the news and still open."""
+        news = self._news.get(kind, ())
+        return [t for t in news if isinstance(t, kind) and self._agenda.is_open(t)]
 
     def claim(self, transaction: Transaction) -> int:
         """Return what every rank still vouches for."""
-        return self._verdict[HEADER_INTS + 2 * transaction.place]
+        at = HEADER_INTS + 2 * transaction.place
+        return min(self._verdict[at], transaction.claim)
 
     def is_quiet(self, transaction: Transaction) -> bool:
         """Whether no rank will touch the transaction's pages again."""

@@ -10,9 +10,10 @@ it was cast, whatever has ended or begun since.
 
 ``d`` is the digest of all that this rank's replica was told; the minimum of (d, -d) is
 (d, -d) only if all agree. ``finished`` counts forwards that this rank has finished;
-``going`` is 0 once it has stopped. Places that are empty vote (NOTHING, 0). Layouts
-with window pools add a mask: each open lookup gets a share of it, in sequence order,
-and offers boundaries at the smallest stride that fits.
+``going`` is 0 once it has stopped. Places that are empty, or of which a rank has
+nothing to say, vote (NOTHING, 0). Layouts with window pools add a mask: each open
+lookup gets a share of it, in sequence order, and offers boundaries at the smallest
+stride that fits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from asyncache.core._agenda import Lookup, Transaction
+from asyncache.core._agenda import UNPLACED, Lookup, Transaction
 from asyncache.core._state import State
 
 PROTOCOL = 1
@@ -44,13 +45,14 @@ class Ballot:
 
     digest: int
     num_ints: int
-    table: tuple[Transaction, ...]
+    table: dict[int, Transaction]
     shares: dict[int, Share]
 
 
 def cast(state: State) -> Ballot:
     """Return the ballot for the state as it is now."""
-    table = tuple(t for t in state.agenda.open.values() if t.started)
+    agenda = state.agenda
+    table = {seq: t for seq, t in agenda.open.items() if t.place != UNPLACED}
     mask = HEADER_INTS + 2 * state.agenda.num_places
     num_ints = mask
     shares: dict[int, Share] = {}
@@ -61,9 +63,9 @@ def cast(state: State) -> Ballot:
 
 
 def _shares(
-    table: tuple[Transaction, ...], offset: int, num_ints: int
+    table: dict[int, Transaction], offset: int, num_ints: int
 ) -> dict[int, Share]:
-    lookups = [t for t in table if isinstance(t, Lookup) and t.asked]
+    lookups = [t for t in table.values() if isinstance(t, Lookup) and t.asked]
     shares, end = {}, offset + num_ints
     for place, lookup in enumerate(lookups):
         # At least one: a layout with windows has a mask int for each request.
@@ -119,11 +121,14 @@ class Votes:
         blank = array("i", [NOTHING, 0]) * ((ballot.num_ints - HEADER_INTS + 1) // 2)
         vector = array("i", [PROTOCOL, d, -d, self.finished, self.going]) + blank
         del vector[ballot.num_ints :]
-        for transaction in ballot.table:
-            seq, at = transaction.seq, HEADER_INTS + 2 * transaction.place
-            claim = self._claims.get(seq, NOTHING)
-            vector[at] = min(claim, transaction.claim)
-            vector[at + 1] = seq in self._quiet
+        # Where nothing was said, the blank lowers no minimum: this takes as long as
+        # there is news, not as there are requests.
+        for seq, claim in self._claims.items():
+            if seq in ballot.table:
+                vector[HEADER_INTS + 2 * ballot.table[seq].place] = claim
+        for seq in self._quiet:
+            if seq in ballot.table:
+                vector[HEADER_INTS + 2 * ballot.table[seq].place + 1] = 1
         for seq, share in ballot.shares.items():
             known = self._boundaries.get(seq, share.boundaries)
             for index, boundary in enumerate(share.boundaries):

@@ -108,7 +108,7 @@ class KVCache:
         """Show pages by state."""
         if self._runtime is None:
             return f"<KVCache, {'closed' if self._is_closed else 'not open'}>"
-        return f"<KVCache {dict(self._runtime.replica.statistics().pools)}>"
+        return f"<KVCache {dict(self._runtime.replica.look.statistics().pools)}>"
 
     # Opening and closing.
 
@@ -134,7 +134,7 @@ class KVCache:
         )
         if self._linker is not None and runtime.transfers is not None:
             await self._move_in(self._linker, runtime.transfers)
-            runtime.call(replica.attach)
+            runtime.call(replica.calls.attach)
         self._runtime = runtime
 
     async def _move_in(self, linker: Linker, transfers: Transfers) -> None:
@@ -306,7 +306,7 @@ class KVCache:
         """Return how many leading tokens are resident now; changes nothing."""
         runtime = self._open_runtime()
         runtime.check_usable()
-        return runtime.replica.match(pack(tokens), namespace=namespace)
+        return runtime.replica.look.match(pack(tokens), namespace=namespace)
 
     # The loop.
 
@@ -351,7 +351,7 @@ class KVCache:
         runtime.counters.late_completions = runtime.driver.num_late
         transfers = runtime.transfers
         return Statistics(
-            replica=runtime.replica.statistics(),
+            replica=runtime.replica.look.statistics(),
             counters=snapshot(runtime.counters),
             transfers=0 if transfers is None else transfers.num_running,
         )
@@ -359,7 +359,7 @@ class KVCache:
     def check_invariants(self) -> None:
         """Raise InvariantError unless every law of the state holds; for tests."""
         if self._runtime is not None:
-            self._runtime.replica.check_invariants()
+            self._runtime.replica.look.check_invariants()
 
     def _open_runtime(self) -> Runtime:
         if self._runtime is None or self._is_closed:

@@ -111,7 +111,7 @@ class Driver:
 
     def forward(self, requests: Sequence[Request]) -> int:
         """Open a bracket on the replica, and take note that a forward has begun."""
-        number = self.replica.forward(requests)
+        number = self.replica.calls.forward(requests)
         self._open_brackets[number] = None
         self._last_bracket = number
         return number
@@ -141,7 +141,7 @@ class Driver:
             self.num_late += 1
 
     def _may_vote(self, seq: int) -> bool:
-        if not self.replica.is_open(seq):
+        if not self.replica.look.is_open(seq):
             return False
         self._changed()
         return True
@@ -198,7 +198,7 @@ class Driver:
             ballot = self.replica.ballot()
             self.replica.apply(ballot, self._votes.fill(ballot))
             for seq in self._votes.said():
-                if not self.replica.is_open(seq):
+                if not self.replica.look.is_open(seq):
                     self._votes.forget(seq)
         finally:
             self.is_in_core = False

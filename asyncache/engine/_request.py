@@ -262,7 +262,7 @@ class Request:
         """
         state = self._open_state()
         num_tokens = check_count("num_tokens", num_tokens)
-        return self._runtime.call(self._runtime.replica.extend, state, num_tokens)
+        return self._runtime.call(self._runtime.replica.calls.extend, state, num_tokens)
 
     def append(self, tokens: TokenSource) -> None:
         """Add known tokens, such as the one just sampled.
@@ -271,7 +271,7 @@ class Request:
             TypeError, ValueError: As for :meth:`KVCache.request`.
         """
         state = self._open_state()
-        self._runtime.call(self._runtime.replica.append, state, pack(tokens))
+        self._runtime.call(self._runtime.replica.calls.append, state, pack(tokens))
 
     def truncate(self, num_tokens: int) -> None:
         """Forget the tokens past ``num_tokens`` and give back the pages they had.
@@ -282,7 +282,7 @@ class Request:
         """
         state = self._open_state()
         num_tokens = check_count("num_tokens", num_tokens)
-        self._runtime.call(self._runtime.replica.truncate, state, num_tokens)
+        self._runtime.call(self._runtime.replica.calls.truncate, state, num_tokens)
 
     def commit(self, num_tokens: int) -> int:
         """Share the whole pages of the first ``num_tokens``, which were computed.
@@ -298,7 +298,7 @@ class Request:
         """
         state = self._open_state()
         num_tokens = check_count("num_tokens", num_tokens)
-        return self._runtime.call(self._runtime.replica.commit, state, num_tokens)
+        return self._runtime.call(self._runtime.replica.calls.commit, state, num_tokens)
 
     def suspend(self) -> None:
         """Give back pages, pins and reservation; keep the scope and the tokens.

@@ -143,7 +143,7 @@ class Runtime:
     ) -> State:
         """Open a request in the core."""
         state = self.call(
-            self.replica.open,
+            self.replica.calls.open,
             tokens,
             namespace=namespace,
             num_reserve_tokens=num_reserve_tokens,
@@ -154,7 +154,7 @@ class Runtime:
     def restore(self, state: State, deadline_s: float | None) -> None:
         """Begin a restore, with a clock that ends it."""
         after_s = check_deadline("deadline_s", deadline_s, self.limits.restore_s)
-        self.call(self.replica.restore, state, ask_store=after_s > 0)
+        self.call(self.replica.calls.restore, state, ask_store=after_s > 0)
         self.counters.restores += 1
         self.counters.lookup_tokens += state.num_tokens
         if state.lookup is None and state.wait is None:
@@ -187,7 +187,7 @@ class Runtime:
 
     def suspend(self, state: State) -> None:
         """Take all back from a request; its clock too: it would end a later restore."""
-        self.call(self.replica.suspend, state)
+        self.call(self.replica.calls.suspend, state)
         self._cancel_deadline(state)
 
     def finish(self, state: State, *, aborted: bool) -> None:
@@ -257,7 +257,7 @@ class Runtime:
             self._loop.call_soon_threadsafe(self._fail_load, seq)
 
     def _fail_load(self, seq: int) -> None:
-        if self.transfers is not None and self.replica.is_open(seq):
+        if self.transfers is not None and self.replica.look.is_open(seq):
             self.health.failed(TransferKind.LOAD)
             self.driver.sink(seq, 0)
             self.transfers.stop(seq)
@@ -265,14 +265,14 @@ class Runtime:
     # Rest.
 
     def _settled(self) -> None:
-        self.board.sweep(self.replica.is_open)
-        if self._resting and not self.replica.num_moving:
+        self.board.sweep(self.replica.look.is_open)
+        if self._resting and not self.replica.look.num_moving:
             for event in self._resting:
                 event.set()
 
     async def rest(self, *, deadline_s: float) -> int:
         """Wait until nothing moves between device and store; return what still does."""
-        if not self.replica.num_moving:
+        if not self.replica.look.num_moving:
             return 0
         event = anyio.Event()
         self._resting.add(event)
@@ -283,7 +283,7 @@ class Runtime:
             self._resting.discard(event)
         self.check_usable()
         # What has begun since they rested does not count.
-        return self.replica.num_moving if scope.cancelled_caught else 0
+        return self.replica.look.num_moving if scope.cancelled_caught else 0
 
     # What the driver tells.
 

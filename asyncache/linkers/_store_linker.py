@@ -24,7 +24,6 @@ from asyncache.linkers._abc import Landed, Linker, Outcome
 from asyncache.linkers._staging import Staging
 from asyncache.stores import Status, Store
 
-
 # What the loop may spend at once: a slice costs it a microsecond, however small.
 _BATCH_SLICES = 1024
 

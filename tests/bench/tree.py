@@ -167,13 +167,13 @@ def _calls(num_rounds: int) -> Iterator[Row]:
         for _ in range(NUM_CALLS):
             prompt = key()
             with opening:
-                request = replica.open(prompt)
-                replica.restore(request)
-            replica.extend(request, PROMPT)
+                request = replica.calls.open(prompt)
+                replica.calls.restore(request)
+            replica.calls.extend(request, PROMPT)
             with committing:
-                replica.commit(request, PROMPT)
+                replica.calls.commit(request, PROMPT)
             assert request.hit == SYSTEM // PAGE or not turn
-            replica.abort(request)
+            replica.calls.abort(request)
             replica.take_effects()
         opened_s.append(opening.seconds / NUM_CALLS)
         committed_s.append(committing.seconds / NUM_CALLS)

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
-LEAVES = pytest.mark.xfail(
-    strict=True, reason="the core evicts whole leaves, not the pages that it needs"
-)
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,7 +86,6 @@ def test_mooncake_without_a_limit(replay, name):
     assert report["distinct_pages"] == run["device_pages"] == run["resident"]
 
 
-@LEAVES
 @pytest.mark.parametrize(
     ("name", "known"), [("conversation", CONVERSATION), ("synthetic", SYNTHETIC)]
 )
@@ -126,14 +122,7 @@ def test_texts_without_a_limit(replay, folder, page_tokens):
     assert found == TEXTS[folder, page_tokens][0]
 
 
-@pytest.mark.parametrize(
-    ("folder", "page_tokens"),
-    [
-        # One session after the other: whatever is cold is cold as a whole.
-        pytest.param(*case, marks=[] if case[0] == "miniswe" else LEAVES)
-        for case in TEXTS
-    ],
-)
+@pytest.mark.parametrize(("folder", "page_tokens"), TEXTS)
 def test_texts_with_lru(replay, folder, page_tokens):
     path, known = TRACES / "lmcache_agent" / folder, TEXTS[folder, page_tokens][1]
     runs = replay(path, "--page-tokens", page_tokens, *capacities(known))["runs"]

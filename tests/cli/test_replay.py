@@ -11,9 +11,6 @@ import pytest
 from tests.cli import naive
 
 UNLIMITED = 10**9
-LEAVES = pytest.mark.xfail(
-    strict=True, reason="the core evicts whole leaves, not the pages that it needs"
-)
 
 
 def mooncake(traces, name, page_tokens):
@@ -59,7 +56,6 @@ def test_an_unlimited_device_keeps_all_of_a_text_trace(traces, replay, page_toke
     assert_agrees(run, expected(read, UNLIMITED, page_tokens))
 
 
-@LEAVES
 @pytest.mark.parametrize("name", ["conversation", "synthetic"])
 def test_a_small_device_evicts_the_coldest_leaf_of_a_mooncake_trace(
     traces, replay, name
@@ -72,7 +68,6 @@ def test_a_small_device_evicts_the_coldest_leaf_of_a_mooncake_trace(
         assert_agrees(run, expected(read, num_pages, 512))
 
 
-@LEAVES
 def test_a_small_device_evicts_the_coldest_leaf_of_a_text_trace(traces, replay):
     path, read = taubench(traces, 16)
     sizes = [3, 10, 30, 100, 200]

@@ -158,7 +158,7 @@ class Cluster:
         """Make a call on every rank; all return alike or raise alike."""
         results = []
         for place, rank in enumerate(self.ranks):
-            method = getattr(rank.replica, name)
+            method = getattr(rank.replica.calls, name)
             first = () if seq is None else (self.requests[seq][place],)
             try:
                 results.append(method(*first, *args, **kwargs))
@@ -199,7 +199,7 @@ class Cluster:
         """Run the model on some requests: it reads what is there, writes at its end."""
         for place, rank in enumerate(self.ranks):
             requests = [self.requests[seq][place] for seq in seqs]
-            number = rank.replica.forward(requests)
+            number = rank.replica.calls.forward(requests)
             self.carry_out(rank)
             writes = [
                 write
@@ -344,7 +344,7 @@ class Cluster:
             rank.replica.apply(ballot, array("i", verdict))
             self.carry_out(rank)
             for seq in rank.votes.said():
-                if not rank.replica.is_open(seq):
+                if not rank.replica.look.is_open(seq):
                     rank.votes.forget(seq)
         self.forget_ended()
         self.check()
@@ -401,7 +401,7 @@ class Cluster:
 
     def forget_ended(self) -> None:
         for seq in list(self.requests):
-            if not self.replica.is_open(seq):
+            if not self.replica.look.is_open(seq):
                 del self.requests[seq], self.covered[seq], self.names[seq]
             else:
                 extent = self.request(seq).extent
@@ -412,11 +412,11 @@ class Cluster:
     def check(self) -> None:
         for rank in self.ranks:
             self.check_contents(rank)
-        self.replica.check_invariants()
-        dump = self.replica.dump()
+        self.replica.look.check_invariants()
+        dump = self.replica.look.dump()
         for rank in self.ranks[1:]:
             assert rank.told == self.first.told, "every rank is told the same"
-            assert rank.replica.dump() == dump, "replicas are equal"
+            assert rank.replica.look.dump() == dump, "replicas are equal"
 
     def check_contents(self, rank: Rank) -> None:
         """Every page that is served holds what its prefix says."""
@@ -460,7 +460,7 @@ class Cluster:
     def check_rest(self) -> None:
         """Nothing is open: every page is free or in the tree, and nothing is pinned."""
         state = self.first.state
-        assert self.replica.is_idle, state.agenda.open
+        assert self.replica.look.is_idle, state.agenda.open
         assert not state.pins
         assert not state.promised
         assert not state.dirty

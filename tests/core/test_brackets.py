@@ -83,7 +83,7 @@ def test_quarantine_ends_when_the_last_rank_has_finished_the_forward(cluster):
     cluster.finish_forward(cluster.ranks[1])
     cluster.step()
     assert cluster.count(PageState.FREE) == 8
-    assert cluster.replica.is_idle
+    assert cluster.replica.look.is_idle
 
 
 def test_pages_wait_for_the_newest_forward_that_was_open(cluster):
@@ -121,7 +121,7 @@ def test_a_prefix_that_a_forward_reads_is_not_evicted(cluster):
     other = cluster.open([9] * 11)
     cluster.do("restore", other)
     assert cluster.request(other).promise == 0
-    assert cluster.replica.match(pack(PROMPT)) == 6
+    assert cluster.replica.look.match(pack(PROMPT)) == 6
     for rank in cluster.ranks:
         cluster.finish_forward(rank)
     cluster.step()
@@ -162,7 +162,7 @@ def test_pages_are_not_offloaded_before_their_forward_has_written_them(cluster):
     cluster.do("commit", seq, 7)
     cluster.step()
     assert not cluster.first.readies
-    assert cluster.replica.num_moving == 1
+    assert cluster.replica.look.num_moving == 1
     for rank in cluster.ranks:
         cluster.finish_forward(rank)
     cluster.step()

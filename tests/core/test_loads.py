@@ -55,10 +55,10 @@ def test_a_load_is_the_trees_once_it_has_landed_on_every_rank(cluster):
     assert cluster.count(PageState.TRANSIT) == 4
     cluster.finish_load(cluster.ranks[0], *cluster.ranks[0].loads)
     cluster.step()
-    assert cluster.replica.match(pack(PROMPT)) == 0
+    assert cluster.replica.look.match(pack(PROMPT)) == 0
     cluster.finish_load(cluster.ranks[1], *cluster.ranks[1].loads)
     cluster.step()
-    assert cluster.replica.match(pack(PROMPT)) == 8
+    assert cluster.replica.look.match(pack(PROMPT)) == 8
     assert cluster.count(PageState.TREE) == 4
     assert cluster.first.told[-1] == ("Settled", seq, 4)
 
@@ -109,14 +109,14 @@ def test_whoever_leaves_does_not_take_the_load_of_another_along(cluster, how):
     assert ("Settled", leader, 0) in cluster.first.told or how != "late"
     land(cluster)
     assert cluster.first.told[-1] == ("Settled", other, 4)
-    assert cluster.replica.match(pack(PROMPT)) == 8
+    assert cluster.replica.look.match(pack(PROMPT)) == 8
 
 
 def test_a_load_that_nobody_waits_for_is_stopped_and_drained(cluster):
     seq = begin(cluster, PROMPT)
     cluster.do("abort", seq)
     assert cluster.count(PageState.QUARANTINE) == 4
-    assert cluster.replica.match(pack(PROMPT)) == 0
+    assert cluster.replica.look.match(pack(PROMPT)) == 0
     cluster.step()
     assert cluster.count(PageState.QUARANTINE) == 4
     land(cluster)
@@ -133,7 +133,7 @@ def test_a_load_that_never_started_is_undone_at_once():
         begin(cluster, [number] * 5)
     seq = begin(cluster, [3] * 5)
     assert len(cluster.first.loads) == 2
-    before = cluster.replica.statistics()
+    before = cluster.replica.look.statistics()
     assert before.pools["kv"].transit == 6
     cluster.do("abort", seq)
     assert cluster.count(PageState.QUARANTINE) == 0
@@ -164,12 +164,12 @@ def test_a_deeper_load_lands_after_the_load_above_it(cluster):
     for rank in cluster.ranks:
         cluster.finish_load(rank, below)
     cluster.step()
-    assert cluster.replica.match(pack(PROMPT)) == 0
-    assert cluster.replica.is_open(below)
+    assert cluster.replica.look.match(pack(PROMPT)) == 0
+    assert cluster.replica.look.is_open(below)
     for rank in cluster.ranks:
         cluster.finish_load(rank, above)
     cluster.step()
-    assert cluster.replica.match(pack(PROMPT)) == 8
+    assert cluster.replica.look.match(pack(PROMPT)) == 8
     assert cluster.first.told[-1] == ("Settled", seq, 4)
 
 
@@ -195,7 +195,7 @@ def test_one_bad_page_costs_what_follows_it_and_nothing_else(cluster, page):
     lose(cluster, page)
     land(cluster)
     assert cluster.request(seq).hit == page
-    assert cluster.replica.match(pack(PROMPT)) == 2 * page
+    assert cluster.replica.look.match(pack(PROMPT)) == 2 * page
     assert cluster.facts(FactKind.LOAD_CUT) == [(FactKind.LOAD_CUT, 4 - page, ())]
     assert [told for told in cluster.first.told if told[0] == "Shortened"] == [
         ("Shortened", seq, page)
@@ -215,7 +215,7 @@ def test_what_was_cut_stays_in_quarantine_until_no_rank_writes_it(cluster):
     )
     land(cluster)
     assert cluster.count(PageState.QUARANTINE) == 0
-    assert cluster.replica.match(pack(PROMPT)) == 2
+    assert cluster.replica.look.match(pack(PROMPT)) == 2
 
 
 def test_a_cut_takes_the_loads_below_it_along(cluster):
@@ -228,8 +228,8 @@ def test_a_cut_takes_the_loads_below_it_along(cluster):
     assert cluster.count(PageState.QUARANTINE) == 3
     assert cluster.request(second).needs == cluster.request(first).needs
     land(cluster)
-    assert not cluster.replica.is_open(below)
-    assert cluster.replica.match(pack(PROMPT)) == 2
+    assert not cluster.replica.look.is_open(below)
+    assert cluster.replica.look.match(pack(PROMPT)) == 2
 
 
 def test_a_cut_beyond_a_hit_costs_it_nothing(cluster):
@@ -316,10 +316,10 @@ def test_a_provisional_commit_is_published_when_its_load_lands(cluster):
     seq = begin(cluster, [*PROMPT, 9])
     compute(cluster, seq)
     assert cluster.do("commit", seq, 10) == 8
-    assert cluster.replica.match(pack([*PROMPT, 9, 9])) == 0
+    assert cluster.replica.look.match(pack([*PROMPT, 9, 9])) == 0
     land(cluster)
     assert cluster.request(seq).shared == 5
-    assert cluster.replica.match(pack([*PROMPT, 9, 9])) == 10
+    assert cluster.replica.look.match(pack([*PROMPT, 9, 9])) == 10
 
 
 def test_a_request_that_closes_on_an_open_load_still_publishes(cluster):
@@ -328,10 +328,10 @@ def test_a_request_that_closes_on_an_open_load_still_publishes(cluster):
     cluster.do("commit", seq, 10)
     cluster.end(seq)
     cluster.step()
-    assert cluster.replica.is_open(seq)
+    assert cluster.replica.look.is_open(seq)
     land(cluster)
-    assert not cluster.replica.is_open(seq)
-    assert cluster.replica.match(pack([*PROMPT, 9, 9])) == 10
+    assert not cluster.replica.look.is_open(seq)
+    assert cluster.replica.look.match(pack([*PROMPT, 9, 9])) == 10
 
 
 def test_a_provisional_commit_falls_with_its_load(cluster):
@@ -413,7 +413,7 @@ def gap_cluster() -> Cluster:
     other = cluster.open([2] * 24)
     cluster.do("extend", other, 24)
     cluster.do("abort", other)
-    assert cluster.replica.match(pack([1] * 13)) == 0
+    assert cluster.replica.look.match(pack([1] * 13)) == 0
     assert cluster.count(PageState.TREE) == 6
     return cluster
 
@@ -427,7 +427,7 @@ def test_a_window_that_is_gone_is_loaded_over_the_resident_prefix():
     ]
     land(cluster)
     assert cluster.request(seq).hit == 6
-    assert cluster.replica.match(pack([1] * 13)) == 12
+    assert cluster.replica.look.match(pack([1] * 13)) == 12
 
 
 def test_a_commit_on_a_window_that_loads_waits_for_it():
@@ -479,7 +479,7 @@ def test_a_load_goes_when_a_cut_elsewhere_leaves_it_without_use():
     assert cluster.request(seq).hit == 0
     assert cluster.count(PageState.TRANSIT) == 0
     land(cluster)
-    assert not cluster.replica.is_open(below)
+    assert not cluster.replica.look.is_open(below)
     cluster.check()
 
 
@@ -493,8 +493,8 @@ def test_a_window_over_a_longer_load_lands_in_the_same_verdict():
     (plan,) = [plan for plan in cluster.first.loads.values() if plan.seq == gap]
     assert {pool for pool, *_ in plan.pieces} == {1}
     land(cluster)
-    assert not cluster.replica.is_open(gap)
-    assert not cluster.replica.is_open(longer)
+    assert not cluster.replica.look.is_open(gap)
+    assert not cluster.replica.look.is_open(longer)
     assert cluster.request(seq).hit == 4
 
 

@@ -279,13 +279,13 @@ class Lockstep(RuleBasedStateMachine):
     @rule(place=places, prompt=st.sampled_from(PROMPTS), cut=st.integers(1, 14))
     def look(self, place, prompt, cut) -> None:
         rank = self.cluster.ranks[place]
-        before = rank.replica.dump()
-        rank.replica.match(pack(prompt[:cut]), namespace="a")
-        rank.replica.statistics()
-        rank.replica.check_invariants()
-        assert rank.replica.num_moving >= 0
+        before = rank.replica.look.dump()
+        rank.replica.look.match(pack(prompt[:cut]), namespace="a")
+        rank.replica.look.statistics()
+        rank.replica.look.check_invariants()
+        assert rank.replica.look.num_moving >= 0
         assert repr([*rank.state.agenda.open.values(), *rank.state.tree.nodes()])
-        assert rank.replica.dump() == before
+        assert rank.replica.look.dump() == before
 
     def teardown(self) -> None:
         """Once faults stop, all that is open ends, and nothing is lost."""
@@ -296,7 +296,7 @@ class Lockstep(RuleBasedStateMachine):
                 cluster.work(rank)
             for seq in cluster.requests:
                 cluster.end(seq)
-            if cluster.replica.is_idle:
+            if cluster.replica.look.is_idle:
                 break
         cluster.check_rest()
 

@@ -42,6 +42,7 @@ class Model(RuleBasedStateMachine):
         self.cluster = Cluster(layout_of(*self.pools), sizes, attach=False, requests=4)
         self.resident: list[set[tuple[str | None, bytes]]] = [set() for _ in self.pools]
         self.num_evicted = 0
+        self.gone: dict = {}
 
     # What happens.
 
@@ -81,7 +82,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(tokens=prompts, name=names)
     def match(self, tokens, name) -> None:
-        found = self.cluster.replica.match(pack(tokens), namespace=name)
+        found = self.cluster.replica.look.match(pack(tokens), namespace=name)
         assert found == 2 * self.longest(tokens, name)
 
     # What the model makes of it.
@@ -115,16 +116,17 @@ class Model(RuleBasedStateMachine):
     def evict(self, pool: int, num_needed: int) -> None:
         """Forget, least recently used first, until there is room in a pool."""
         state = self.cluster.first.state
-        gone: set = getattr(self, "gone", set()) if pool else set()
+        # Pages that go from the tail of each node: all, but for the last node.
+        gone: dict = self.gone if pool else {}
         self.gone = gone
         num_free = state.ledgers[pool].num_free
         if pool:
             num_free += sum(
-                node.end - node.start for node in gone if node.pages[pool] is not None
+                count for node, count in gone.items() if node.pages[pool] is not None
             )
         tombstones: set = set()
         while num_free < num_needed:
-            nodes = [node for node in state.tree.nodes() if node not in gone]
+            nodes = [node for node in state.tree.nodes() if self.left(node)]
             if pool == 0:
                 parents = {node.parent for node in nodes}
                 nodes = [n for n in nodes if n not in parents and not n.locks]
@@ -137,12 +139,22 @@ class Model(RuleBasedStateMachine):
                     and n not in held
                     and n not in tombstones
                 ]
-            victim = min(nodes, key=lambda node: (node.used, node.serial))
-            num_free += victim.end - victim.start
-            (tombstones if pool else gone).add(victim)
-            self.num_evicted += 0 if pool else victim.end - victim.start
+            # What is left of a leaf is a new node.
+            victim = min(nodes, key=lambda n: (n.used, n in gone, n.serial))
+            count = left = self.left(victim)
+            if pool:
+                tombstones.add(victim)
+            else:
+                count = gone[victim] = min(left, num_needed - num_free)
+                self.num_evicted += count
+            num_free += count
             for each in [pool] if pool else range(len(self.pools)):
-                self.resident[each] -= set(self.prefixes(victim))
+                pages = list(self.prefixes(victim))
+                self.resident[each] -= set(pages[left - count : left])
+
+    def left(self, node) -> int:
+        """Return the pages of a node that are not gone."""
+        return node.end - node.start - self.gone.get(node, 0)
 
     def in_windows(self) -> set:
         """Return the nodes that some open request's window touches."""
@@ -279,7 +291,7 @@ def test_the_least_recently_opened_prefix_is_evicted_first():
     for num_tokens, expected in [(10, [4, 0, 4]), (14, [4, 0, 0]), (18, [0, 0, 0])]:
         seq = cluster.open([9] * num_tokens)
         cluster.do("extend", seq, num_tokens)
-        found = [cluster.replica.match(pack([number] * 5)) for number in (1, 2, 3)]
+        found = [cluster.replica.look.match(pack([number] * 5)) for number in (1, 2, 3)]
         assert found == expected
         cluster.do("abort", seq)
 
@@ -288,10 +300,10 @@ def test_looking_ticks_nothing():
     cluster = Cluster(num_pages=9, attach=False)
     for number in (1, 2):
         cluster.serve([number] * 5)
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     for _ in range(3):
-        assert cluster.replica.match(pack([1] * 5)) == 4
-        cluster.replica.statistics()
-        cluster.replica.check_invariants()
+        assert cluster.replica.look.match(pack([1] * 5)) == 4
+        cluster.replica.look.statistics()
+        cluster.replica.look.check_invariants()
         repr(list(cluster.first.state.tree.nodes()))
-    assert cluster.replica.dump() == before
+    assert cluster.replica.look.dump() == before

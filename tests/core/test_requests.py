@@ -49,14 +49,14 @@ def test_a_request_is_restored_computed_committed_and_closed(cluster):
     cluster.settle()
     cluster.check_rest()
     assert cluster.first.told[-1] == ("Ended", seq, False)
-    assert cluster.replica.match(pack([*PROMPT, 8])) == 6
+    assert cluster.replica.look.match(pack([*PROMPT, 8])) == 6
 
 
 def test_the_last_token_of_a_prompt_is_never_served(cluster, computed):
-    assert cluster.replica.match(pack([1, 2, 3, 4, 5, 6])) == 4
-    assert cluster.replica.match(pack([1, 2, 3, 4, 5, 6, 7])) == 6
-    assert cluster.replica.match(pack([1])) == 0
-    assert cluster.replica.match(pack(PROMPT), namespace="a") == 0
+    assert cluster.replica.look.match(pack([1, 2, 3, 4, 5, 6])) == 4
+    assert cluster.replica.look.match(pack([1, 2, 3, 4, 5, 6, 7])) == 6
+    assert cluster.replica.look.match(pack([1])) == 0
+    assert cluster.replica.look.match(pack(PROMPT), namespace="a") == 0
 
 
 def test_extend_counts_whole_pages(cluster):
@@ -84,7 +84,7 @@ def test_decoded_tokens_are_appended_extended_and_committed(cluster, computed):
     assert cluster.do("extend", computed, 9) == 1
     cluster.forward([computed])
     assert cluster.do("commit", computed, 9) == 8
-    assert cluster.replica.match(pack([*PROMPT, 8, 9])) == 8
+    assert cluster.replica.look.match(pack([*PROMPT, 8, 9])) == 8
 
 
 def test_truncate_gives_pages_back_to_the_request_that_was_promised_them(cluster):
@@ -184,14 +184,14 @@ def test_an_abort_gives_everything_back_but_what_was_committed(cluster, computed
 def test_a_request_ends_once_its_scope_has_ended_on_every_rank(cluster, computed):
     cluster.ranks[0].votes.quiet(computed)
     cluster.step()
-    assert cluster.replica.is_open(computed)
+    assert cluster.replica.look.is_open(computed)
     cluster.ranks[1].votes.quiet(computed)
     cluster.step()
-    assert not cluster.replica.is_open(computed)
+    assert not cluster.replica.look.is_open(computed)
 
 
 def test_only_the_newer_of_two_equal_namespaces_is_asked(cluster, computed):
-    statistics = cluster.replica.statistics()
+    statistics = cluster.replica.look.statistics()
     assert statistics.num_requests == 1
     assert statistics.pools["kv"].tree == 3
     assert statistics.pools["kv"].request == 1
@@ -301,10 +301,10 @@ def test_a_bad_call_is_refused_and_changes_nothing(cluster, case):
         cluster.do(name, seq, *args)
         if name == "extend":
             cluster.forward([seq])
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     with pytest.raises(case.error, match=case.says):
         cluster.do(case.call, seq, *case.args, **case.kwargs)
-    assert cluster.replica.dump() == before
+    assert cluster.replica.look.dump() == before
 
 
 def test_a_restore_that_waits_for_its_load_cannot_be_restored_again(cluster):
@@ -314,10 +314,10 @@ def test_a_restore_that_waits_for_its_load_cannot_be_restored_again(cluster):
     for rank in cluster.ranks:
         cluster.work(rank)
     cluster.step()
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     with pytest.raises(OrderError, match="a restore of this request is open already"):
         cluster.do("restore", seq)
-    assert cluster.replica.dump() == before
+    assert cluster.replica.look.dump() == before
 
 
 @pytest.mark.parametrize(
@@ -334,25 +334,25 @@ def test_a_bad_open_is_refused_and_changes_nothing(
     cluster, computed, *, tokens, kwargs, error, says
 ):
     """Guards that even the clock stands still."""
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     with pytest.raises(error, match=says):
-        cluster.replica.open(pack(tokens), **kwargs)
-    assert cluster.replica.dump() == before
+        cluster.replica.calls.open(pack(tokens), **kwargs)
+    assert cluster.replica.look.dump() == before
 
 
 def test_a_refused_open_says_what_it_needed(cluster):
     with pytest.raises(OutOfPagesError) as caught:
-        cluster.replica.open(pack([1] * 33))
+        cluster.replica.calls.open(pack([1] * 33))
     assert (caught.value.needed, caught.value.available) == (17, 16)
 
 
 def test_one_request_too_many_is_refused_and_changes_nothing(cluster):
     for _ in range(3):
         cluster.open([1])
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     with pytest.raises(TooManyRequestsError, match="3 requests are open, as many as"):
-        cluster.replica.open(pack([1]))
-    assert cluster.replica.dump() == before
+        cluster.replica.calls.open(pack([1]))
+    assert cluster.replica.look.dump() == before
 
 
 @pytest.mark.parametrize(
@@ -370,12 +370,12 @@ def test_one_request_too_many_is_refused_and_changes_nothing(cluster):
 def test_a_request_that_has_ended_takes_no_call(cluster, computed, name, args):
     request = cluster.request(computed)
     cluster.do("abort", computed)
-    before = cluster.replica.dump()
+    before = cluster.replica.look.dump()
     with pytest.raises(ClosedError, match=f"request {computed} has ended"):
-        getattr(cluster.replica, name)(request, *args)
+        getattr(cluster.replica.calls, name)(request, *args)
     with pytest.raises(ClosedError, match=f"request {computed} has ended"):
-        cluster.replica.forward([request])
-    assert cluster.replica.dump() == before
+        cluster.replica.calls.forward([request])
+    assert cluster.replica.look.dump() == before
 
 
 @pytest.mark.parametrize(
@@ -418,5 +418,5 @@ def test_a_broken_law_is_told_by_the_checks():
     seq = cluster.open(PROMPT)
     cluster.request(seq).remainder = 1
     with pytest.raises(InvariantError, match="promises are summed 1 0"):
-        cluster.replica.check_invariants()
+        cluster.replica.look.check_invariants()
     assert issubclass(InvariantError, AsyncacheError)

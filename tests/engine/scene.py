@@ -167,7 +167,7 @@ class Scene:
 
     def dump(self):
         """Return the whole state, for comparing."""
-        return self.replica.dump()
+        return self.replica.look.dump()
 
     def pages(self, state: PageState, pool: int = 0) -> set[int]:
         """Return which pages are in a state."""

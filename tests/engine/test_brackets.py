@@ -170,4 +170,4 @@ async def test_an_ended_or_foreign_request_opens_no_bracket():
             scope.__exit__(ValueError, None, None)
             with pytest.raises(AbortedError), view.cache.forward([request, gone]):
                 pass
-        assert view.replica.is_idle
+        assert view.replica.look.is_idle

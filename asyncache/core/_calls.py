@@ -1,0 +1,125 @@
+"""Calls: what the loop tells every rank, in the same order and the same gaps.
+
+A call changes the state completely or, if it raises, not at all; with its arguments it
+is folded into the digest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from asyncache.core import _brackets, _requests, _verdicts
+from asyncache.core._agenda import Request
+from asyncache.core._errors import ClosedError
+from asyncache.core._hashes import Namespace, root_hash
+from asyncache.core._state import State
+
+
+class Calls:
+    """The calls of one replica."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def open(
+        self, tokens: bytes, *, namespace: Namespace = None, num_reserve_tokens: int = 0
+    ) -> Request:
+        """Open a request for packed tokens; it holds nothing yet.
+
+        Raises:
+            ValueError: If ``num_reserve_tokens`` is negative.
+            OutOfPagesError: If the prompt and its reserve can never fit a pool.
+            TooManyRequestsError: If ``bounds.requests`` are open.
+        """
+        root = root_hash(self._state.layout, namespace)
+        request = _requests.open_request(self._state, tokens, root, num_reserve_tokens)
+        facts = (len(tokens), num_reserve_tokens, zlib.crc32(tokens), zlib.crc32(root))
+        self._called(b"open", request, *facts)
+        return request
+
+    def restore(self, request: Request, *, ask_store: bool = True) -> None:
+        """Begin to restore; :class:`Restored` and :class:`Settled` follow as effects.
+
+        Raises:
+            OrderError: If the request has extended, or a restore of it is open.
+            OutOfPagesError: If what was appended can never fit a pool.
+        """
+        self._check_open(request)
+        _requests.restore(self._state, request, ask_store=ask_store)
+        self._called(b"restore", request, ask_store)
+
+    def extend(self, request: Request, num_tokens: int) -> int:
+        """Give the first ``num_tokens`` pages; return how many were added.
+
+        Raises:
+            ValueError: If ``num_tokens`` falls, or is more than are known.
+            OrderError: If a restore waits for its answer.
+            OutOfPagesError: If what is not reserved is not there.
+        """
+        self._check_open(request)
+        added = _requests.extend(self._state, request, num_tokens)
+        self._called(b"extend", request, num_tokens)
+        return added
+
+    def append(self, request: Request, tokens: bytes) -> None:
+        """Add known tokens, packed."""
+        self._check_open(request)
+        _requests.append(request, tokens)
+        self._called(b"append", request, len(tokens), zlib.crc32(tokens))
+
+    def truncate(self, request: Request, num_tokens: int) -> None:
+        """Forget the tokens past ``num_tokens``.
+
+        Raises:
+            ValueError: If it is below what is shared, or more than are known.
+            OrderError: If a restore waits for its answer.
+        """
+        self._check_open(request)
+        _requests.truncate(self._state, request, num_tokens)
+        self._called(b"truncate", request, num_tokens)
+
+    def commit(self, request: Request, num_tokens: int) -> int:
+        """Publish the first ``num_tokens``; return how many are shared by now.
+
+        Raises:
+            ValueError: If ``num_tokens`` falls, or is more than have pages.
+        """
+        self._check_open(request)
+        shared = _requests.commit(self._state, request, num_tokens)
+        self._called(b"commit", request, num_tokens)
+        return shared
+
+    def suspend(self, request: Request) -> None:
+        """Give back all that a request holds but its tokens."""
+        self._check_open(request)
+        _requests.suspend(self._state, request)
+        self._called(b"suspend", request)
+
+    def abort(self, request: Request) -> None:
+        """Abort a request by a call of every rank, in place of a vote."""
+        self._check_open(request)
+        _requests.end_request(self._state, request, aborted=True)
+        self._called(b"abort", request)
+
+    def forward(self, requests: Sequence[Request]) -> int:
+        """Open a bracket around a forward; return its number."""
+        for request in requests:
+            self._check_open(request)
+        number = _brackets.open_bracket(self._state, requests)
+        self._called(b"forward", None, *(request.seq for request in requests))
+        return number
+
+    def attach(self) -> None:
+        """From now on look up, load and offload."""
+        self._state.store_attached = True
+        self._called(b"attach", None)
+
+    def _check_open(self, request: Request) -> None:
+        if not self._state.agenda.is_open(request):
+            raise ClosedError(f"request {request.seq} has ended: open another")
+
+    def _called(self, name: bytes, request: Request | None, *facts: int) -> None:
+        state = self._state
+        state.fold(name, 0 if request is None else request.seq, *facts)
+        _verdicts.tend(state)

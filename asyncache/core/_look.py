@@ -1,0 +1,103 @@
+"""Looking at a replica: whatever is asked here, and how often, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncache.core import _invariants
+from asyncache.core._agenda import Load, Request
+from asyncache.core._hashes import Namespace, root_hash
+from asyncache.core._ledger import PageState
+from asyncache.core._state import State
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Pages of one pool by state; the sum is the pool."""
+
+    free: int
+    request: int
+    tree: int
+    transit: int
+    quarantine: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """A snapshot of a replica.
+
+    Args:
+        pools: Pages by state, a pool.
+        num_nodes: Nodes of the tree.
+        num_open: Open transactions, requests included.
+        num_requests: Open requests.
+        num_waiting: Requests that wait for a reservation.
+        promised_pages: Pages that requests were promised and have not taken.
+        evictable_pages: Pages of the first full-attention pool that could be evicted.
+    """
+
+    pools: Mapping[str, PoolStatistics]
+    num_nodes: int
+    num_open: int
+    num_requests: int
+    num_waiting: int
+    promised_pages: int
+    evictable_pages: int
+
+
+class Look:
+    """What can be seen of one replica."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to agree on."""
+        return not self._state.agenda.open and not self._state.brackets
+
+    @property
+    def num_moving(self) -> int:
+        """Loads and offloads that are open, and nodes that wait to be offloaded."""
+        state = self._state
+        loads = sum(isinstance(t, Load) for t in state.agenda.open.values())
+        return loads + state.num_offloading + len(state.dirty)
+
+    def is_open(self, seq: int) -> bool:
+        """Whether a transaction has not ended."""
+        return seq in self._state.agenda.open
+
+    def match(self, tokens: bytes, *, namespace: Namespace = None) -> int:
+        """Return how many leading tokens are resident; the last one never counts."""
+        tree = self._state.tree
+        root = tree.roots.get(root_hash(self._state.layout, namespace))
+        limit = (len(tokens) // 4 - 1) // tree.page_tokens
+        walk = tree.walk(root, tokens[: limit * tree.stride])
+        return tree.boundary(walk, limit, resident=True) * tree.page_tokens
+
+    def statistics(self) -> ReplicaStatistics:
+        """Return a snapshot."""
+        state = self._state
+        pools = {
+            pool.name: PoolStatistics(*(ledger.count(s) for s in PageState))
+            for pool, ledger in zip(state.layout.pools, state.ledgers, strict=True)
+        }
+        num_requests = sum(isinstance(t, Request) for t in state.agenda.open.values())
+        return ReplicaStatistics(
+            pools=pools,
+            num_nodes=state.tree.num_nodes,
+            num_open=len(state.agenda.open),
+            num_requests=num_requests,
+            num_waiting=len(state.waiting),
+            promised_pages=state.promised,
+            evictable_pages=state.evictable(state.tree.backbone),
+        )
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless every law of the state holds."""
+        _invariants.check(self._state)
+
+    def dump(self) -> tuple[object, ...]:
+        """Return the whole replicated state as values, for comparing replicas."""
+        return _invariants.dump(self._state)
