@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 ITEM_BYTES = {
@@ -176,6 +176,11 @@ class KVLayout:
     revision: str = ""
     page_tokens: int
     pools: tuple[Pool, ...]
+    identity: bytes = field(init=False, repr=False, compare=False)
+    """What the bytes of a page mean, framed so that different layouts differ.
+
+    The same on every rank: which shard a rank holds is not part of it.
+    """
 
     def __post_init__(self) -> None:
         for name in ("model", "revision"):
@@ -190,20 +195,17 @@ class KVLayout:
             raise ValueError(f"pool names must differ, got {names}")
         if all(pool.coverage is not Coverage.ALL_PAGES for pool in self.pools):
             raise ValueError(f"a layout needs an AttentionPool, got pools {names}")
+        # Every request asks for it, and it never changes.
+        object.__setattr__(self, "identity", self._frame_pools())
 
-    @property
-    def identity(self) -> bytes:
-        """What the bytes of a page mean, framed so that different layouts differ.
-
-        The same on every rank: which shard a rank holds is not part of it.
-        """
+    def _frame_pools(self) -> bytes:
         fields = [str(self.page_tokens)]
         for pool in self.pools:
             window = pool.window_tokens if isinstance(pool, WindowPool) else 0
             shape = (pool.num_layers, pool.num_parts, pool.num_kv_heads, pool.head_dim)
             fields += [pool.name, pool.dtype, str(window), str(pool.replicated)]
             fields += map(str, shape)
-        return frame(*(field.encode() for field in fields))
+        return frame(*(text.encode() for text in fields))
 
     def window_pages(self, pool: Pool) -> int:
         """Return how many trailing pages a prefix needs of a window pool."""
