@@ -57,8 +57,7 @@ def apply(state: State, ballot: Ballot, verdict: array[int]) -> None:
         if news.is_quiet(lookup):
             agree(state, lookup, agreed_boundary(ballot, verdict, lookup))
     for ready in news.of(Ready):
-        if not news.claim(ready) or news.is_quiet(ready):
-            end_ready(state, ready, agreed=bool(news.claim(ready)))
+        end_ready(state, ready, agreed=bool(news.claim(ready)))
     tend(state)
 
 
@@ -118,8 +117,7 @@ def _is_full(state: State, load: Load) -> bool:
 
 def _end_requests(state: State, news: _Verdict) -> None:
     for wait in news.of(Wait):
-        if not news.claim(wait) and state.agenda.is_open(wait):
-            end_wait(state, wait.request)
+        end_wait(state, wait.request)
     requests = news.of(Request)
     for request in requests:
         if not news.claim(request):

@@ -431,3 +431,31 @@ def test_window_pages_that_are_still_loading_are_not_offloaded():
     assert {pool for pool, *_ in plan.pieces} == {0}
     cluster.settle()
     assert cluster.facts(FactKind.STORED)
+
+
+def test_a_queued_node_that_loses_its_tail_keeps_its_turn():
+    cluster = Cluster(num_pages=10, offloads=1, slots=2)
+    first, second = compute(cluster, [9, 9, 9]), compute(cluster, PROMPT)
+    (ready,) = cluster.first.readies
+    cluster.end(first)
+    cluster.end(second)
+    cluster.step()
+    # 4 of 10 pages are resident; 8 are taken, so one of the queued node's 3 goes.
+    seq = cluster.open([5] * 16)
+    cluster.do("extend", seq, 16)
+    assert cluster.replica.look.match(pack(PROMPT)) == 4
+    cluster.agree_ready(cluster.first, ready)
+    cluster.step()
+    (other,) = cluster.first.readies.values()
+    assert other.num_pages == 2
+
+
+def test_an_offload_that_fails_on_one_rank_runs_on_until_it_is_quiet(cluster):
+    compute(cluster, PROMPT)
+    agree(cluster)
+    (offload_seq,) = cluster.first.offloads
+    cluster.ranks[0].votes.sink(offload_seq, FAILED)
+    cluster.step()
+    assert not cluster.facts(FactKind.OFFLOAD_FAILED)
+    finish(cluster, GOOD)
+    assert cluster.facts(FactKind.OFFLOAD_FAILED)

@@ -256,3 +256,29 @@ def test_replicas_whose_pages_differ_have_other_digests():
     for cluster in (one, other):
         cluster.open([1, 2, 3])
     assert one.replica.ballot().digest != other.replica.ballot().digest
+
+
+def test_a_claim_that_sinks_ends_nothing_before_all_are_quiet():
+    cluster = Cluster(num_ranks=2)
+    seq = cluster.open([1] * 9)
+    cluster.do("restore", seq)
+    lookup = cluster.request(seq).lookup.seq
+    cluster.ranks[0].votes.sink(lookup, 2)
+    cluster.step()
+    assert cluster.request(seq).lookup is not None
+    cluster.ranks[0].votes.quiet(seq)
+    cluster.step()
+    assert cluster.replica.look.is_open(seq)
+
+
+def test_what_is_said_of_a_transaction_that_is_not_in_the_ballot_is_kept():
+    cluster = Cluster(requests=2)
+    votes, ballot = Votes(), cluster.replica.ballot()
+    seq = cluster.open([1, 2])
+    votes.sink(seq, 0)
+    votes.quiet(seq)
+    assert list(votes.fill(ballot)[HEADER_INTS:]) == [NOTHING, 0] * (
+        (ballot.num_ints - HEADER_INTS) // 2
+    )
+    at = HEADER_INTS + 2 * cluster.request(seq).place
+    assert list(votes.fill(cluster.replica.ballot())[at : at + 2]) == [0, 1]
