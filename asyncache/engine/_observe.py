@@ -60,6 +60,16 @@ class Observer(Protocol):
         """Take note of an event; must not block."""
 
 
+class Stage(Enum):
+    """How far a request has come."""
+
+    OPENED = auto()
+    WAITING = auto()
+    LOOKING_UP = auto()
+    LOADING = auto()
+    COMPUTING = auto()
+
+
 @dataclass(slots=True)
 class Counters:
     """Sums since the cache was opened, in pages unless they say otherwise."""
@@ -80,9 +90,19 @@ class Counters:
     evicted_unsaved_pages: int = 0
     shortened: int = 0
     aborted: int = 0
+    aborted_waiting: int = 0
+    aborted_looking_up: int = 0
+    aborted_loading: int = 0
+    aborted_computing: int = 0
     closed: int = 0
     late_completions: int = 0
     transfers_failed: int = 0
+
+    def count_abort(self, stage: Stage) -> None:
+        """Add a request that was aborted."""
+        name = _ABORTED[stage]
+        if name:
+            setattr(self, name, getattr(self, name) + 1)
 
     def count(self, fact: Fact, bytes_a_page: int) -> None:
         """Add a fact of the core."""
@@ -107,6 +127,13 @@ _COUNTER = {
     FactKind.EVICTED_UNSAVED: "evicted_unsaved_pages",
     FactKind.PUBLISHED: "published_pages",
 }
+_ABORTED = {
+    Stage.OPENED: None,
+    Stage.WAITING: "aborted_waiting",
+    Stage.LOOKING_UP: "aborted_looking_up",
+    Stage.LOADING: "aborted_loading",
+    Stage.COMPUTING: "aborted_computing",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +144,9 @@ class Statistics:
         replica: Pages by state, nodes, open transactions, promises.
         counters: Sums since the cache was opened. ``lookup_tokens`` were asked for in
             restores, of which ``device_tokens`` were resident and ``store_tokens``
-            agreed to be loaded. ``late_completions`` came for what had ended.
+            agreed to be loaded. ``late_completions`` came for what had ended. Of
+            the ``aborted`` requests some waited for room, for a lookup or for a load,
+            some had pages to compute into, and the rest had nothing yet.
         transfers: Transfers that run now.
     """
 

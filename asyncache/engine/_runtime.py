@@ -35,6 +35,7 @@ from asyncache.engine._observe import (
     Counters,
     Event,
     Observer,
+    Stage,
     TransferFailed,
     TransferKind,
 )
@@ -71,6 +72,8 @@ class Runtime:
         self._thread = threading.get_ident()
         self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
         self._deadlines: dict[int, asyncio.TimerHandle] = {}
+        self._given_up: dict[int, Stage] = {}
+        """Where open requests were when they gave up their last restore."""
         self._resting: set[anyio.Event] = set()
         self.reports = Reports()
         self.is_closed = False
@@ -177,6 +180,8 @@ class Runtime:
 
     def give_up(self, state: State) -> None:
         """Settle a restore on what there is: a vote, and the clock's only power."""
+        if self.replica.look.is_open(state.seq):
+            self._given_up[state.seq] = _stage(state)
         if state.lookup is not None:
             if self.transfers is not None:
                 self.transfers.stop(state.lookup.seq)
@@ -203,6 +208,11 @@ class Runtime:
         if request is not None:
             request._settle_hit()  # noqa: SLF001 - scope and runtime are one
         if aborted:
+            # Cancelled in a restore, it gave that up first, and stands on nothing now.
+            stage = _stage(state)
+            if stage is Stage.OPENED:
+                stage = self._given_up.get(state.seq, stage)
+            self.counters.count_abort(stage)
             self.driver.sink(state.seq, 0)
         # Its clock goes on if a commit still waits for its loads.
         self.driver.quiet(state.seq)
@@ -322,6 +332,7 @@ class Runtime:
 
     def _ended(self, state: State, request: Request | None, *, aborted: bool) -> None:
         self._cancel_deadline(state)
+        self._given_up.pop(state.seq, None)
         if aborted:
             self.counters.aborted += 1
         else:
@@ -346,3 +357,11 @@ class Runtime:
         except Exception as error:  # noqa: BLE001 - foreign code, told to the loop
             context = {"message": "a cache observer failed", "exception": error}
             self._loop.call_exception_handler(context)
+
+
+def _stage(state: State) -> Stage:
+    if state.lookup is not None:
+        return Stage.LOOKING_UP if state.lookup.asked else Stage.WAITING
+    if state.needs:
+        return Stage.LOADING
+    return Stage.COMPUTING if state.extent else Stage.OPENED
