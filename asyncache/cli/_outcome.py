@@ -13,9 +13,25 @@ from dataclasses import dataclass
 from enum import Enum
 
 from asyncache.cli._traces import Prompt, Trace
-from asyncache.core import TOKEN_BYTES, Policy, lru
+from asyncache.core import (
+    TOKEN_BYTES,
+    Policy,
+    fifo,
+    filo,
+    lfu,
+    lru,
+    mru,
+    slru,
+)
 
-POLICIES: dict[str, Policy] = {"lru": lru}
+POLICIES: dict[str, Policy] = {
+    "lru": lru,
+    "lfu": lfu,
+    "fifo": fifo,
+    "filo": filo,
+    "mru": mru,
+    "slru": slru,
+}
 """Eviction policies by their name on the command line."""
 
 

@@ -35,7 +35,6 @@ from asyncache.core._errors import (
     StoreError,
     TooManyRequestsError,
 )
-from asyncache.core._eviction import Policy, lru
 from asyncache.core._hashes import (
     HASH_BYTES,
     Namespace,
@@ -56,9 +55,26 @@ from asyncache.core._layout import (
 from asyncache.core._ledger import PageState
 from asyncache.core._look import PoolStatistics, ReplicaStatistics
 from asyncache.core._offloads import FAILED, GOOD, PARENT_MISSING
+from asyncache.core._policies import (
+    Key,
+    Policy,
+    fifo,
+    filo,
+    lfu,
+    lru,
+    mru,
+    priority,
+    slru,
+)
 from asyncache.core._replica import Replica
 from asyncache.core._state import Bounds
-from asyncache.core._tokens import MAX_TOKEN, TOKEN_BYTES, Tokens, pack_tokens
+from asyncache.core._tokens import (
+    MAX_TOKEN,
+    TOKEN_BYTES,
+    Tokens,
+    content_tokens,
+    pack_tokens,
+)
 from asyncache.core._votes import Ballot, Votes
 
 __all__ = [
@@ -85,6 +101,7 @@ __all__ = [
     "FactKind",
     "InvariantError",
     "KVLayout",
+    "Key",
     "LoadPlan",
     "LookupPlan",
     "Moved",
@@ -115,9 +132,16 @@ __all__ = [
     "TooManyRequestsError",
     "Votes",
     "WindowPool",
+    "content_tokens",
+    "fifo",
+    "filo",
     "hash_pages",
+    "lfu",
     "lru",
+    "mru",
     "pack_tokens",
+    "priority",
     "restorable",
     "root_hash",
+    "slru",
 ]

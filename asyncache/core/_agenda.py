@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from asyncache.core._errors import TooManyRequestsError, require
-from asyncache.core._hashes import PageHash
+from asyncache.core._hashes import Namespace, PageHash
 from asyncache.core._tokens import TOKEN_BYTES
 from asyncache.core._tree import Node
 
@@ -75,11 +75,14 @@ class Request(Transaction):
         "barred",
         "committed",
         "extent",
+        "generation",
         "hit",
         "lookup",
+        "namespace",
         "needs",
         "num_reserve",
         "own",
+        "priority",
         "promise",
         "remainder",
         "root_hash",
@@ -92,11 +95,20 @@ class Request(Transaction):
     )
 
     def __init__(
-        self, tokens: bytes, root_hash: PageHash, num_pools: int, num_reserve: int
+        self,
+        tokens: bytes,
+        namespace: Namespace,
+        num_pools: int,
+        num_reserve: int,
+        priority: int,
     ) -> None:
         super().__init__(claim=1)
         self.tokens = bytearray(tokens)
-        self.root_hash = root_hash
+        self.namespace = namespace
+        self.generation = -1
+        self.root_hash = PageHash(b"")
+        """Of its namespace, in the generation in which it began to hold pages."""
+        self.priority = priority
         self.num_reserve = num_reserve
         """Pages that a reservation covers: the prompt and ``reserve_tokens``."""
         self.tables = [array("i") for _ in range(num_pools)]
@@ -175,10 +187,12 @@ class Piece(NamedTuple):
 class Load(Transaction):
     """Pages on their way from the store; anything may write them until it is quiet."""
 
-    __slots__ = ("anchor", "end", "held", "interest", "pieces", "start")
+    __slots__ = ("anchor", "end", "held", "interest", "is_launched", "pieces", "start")
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, *, is_launched: bool = True) -> None:
         super().__init__(claim=end - start)
+        self.is_launched = is_launched
+        """Whether it may start; else it waits for the next launch."""
         self.start = start
         self.end = end
         self.pieces: list[Piece] = []
@@ -196,10 +210,12 @@ class Ready(Transaction):
     is None once they were all evicted.
     """
 
-    __slots__ = ("anchor", "start")
+    __slots__ = ("anchor", "is_void", "start")
 
     def __init__(self, node: Node) -> None:
         super().__init__(claim=1)
+        self.is_void = False
+        """Whether a reset or a detach came first: it ends without a trace."""
         self.anchor: Node | None = node
         self.start = node.start
 
@@ -207,10 +223,11 @@ class Ready(Transaction):
 class Offload(Transaction):
     """Pages on their way to the store; pinned until no copy or write reads them."""
 
-    __slots__ = ("anchor", "start")
+    __slots__ = ("anchor", "is_void", "start")
 
     def __init__(self, node: Node, start: int) -> None:
         super().__init__(claim=1)
+        self.is_void = False
         self.anchor = node
         self.start = start
 
@@ -273,8 +290,12 @@ class Agenda:
     def start_queued(self) -> list[Transaction]:
         """Give free places to queued transactions and return those, in order."""
         started = []
-        while self.queued and self._free_slots:
-            transaction = self.queued.pop(next(iter(self.queued)))
+        for transaction in list(self.queued.values()):
+            if not self._free_slots:
+                break
+            if isinstance(transaction, Load) and not transaction.is_launched:
+                continue
+            del self.queued[transaction.seq]
             transaction.place = self._free_slots.pop()
             started.append(transaction)
         return started

@@ -9,10 +9,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from asyncache.core import _brackets, _requests, _verdicts
-from asyncache.core._agenda import Request
+from asyncache.core import _brackets, _requests, _resets, _verdicts
+from asyncache.core._agenda import Load, Request
 from asyncache.core._errors import ClosedError
-from asyncache.core._hashes import Namespace, root_hash
+from asyncache.core._hashes import Namespace
 from asyncache.core._state import State
 
 
@@ -23,7 +23,12 @@ class Calls:
         self._state = state
 
     def open(
-        self, tokens: bytes, *, namespace: Namespace = None, num_reserve_tokens: int = 0
+        self,
+        tokens: bytes,
+        *,
+        namespace: Namespace = None,
+        num_reserve_tokens: int = 0,
+        priority: int = 0,
     ) -> Request:
         """Open a request for packed tokens; it holds nothing yet.
 
@@ -32,9 +37,15 @@ class Calls:
             OutOfPagesError: If the prompt and its reserve can never fit a pool.
             TooManyRequestsError: If ``bounds.requests`` are open.
         """
-        root = root_hash(self._state.layout, namespace)
-        request = _requests.open_request(self._state, tokens, root, num_reserve_tokens)
-        facts = (len(tokens), num_reserve_tokens, zlib.crc32(tokens), zlib.crc32(root))
+        request = _requests.open_request(
+            self._state,
+            tokens,
+            namespace,
+            num_reserve_tokens=num_reserve_tokens,
+            priority=priority,
+        )
+        sums = (zlib.crc32(tokens), zlib.crc32(request.root_hash))
+        facts = (len(tokens), num_reserve_tokens, priority, *sums)
         self._called(b"open", request, *facts)
         return request
 
@@ -111,9 +122,32 @@ class Calls:
         return number
 
     def attach(self) -> None:
-        """From now on look up, load and offload."""
-        self._state.store_attached = True
+        """From now on look up, load and offload, what is resident first."""
+        _resets.attach(self._state)
         self._called(b"attach", None)
+
+    def detach(self) -> None:
+        """Have no store any more: what is on its way is dropped."""
+        _resets.detach(self._state)
+        self._called(b"detach", None)
+
+    def launch(self) -> list[Load]:
+        """Let the loads that wait for it start, and return them."""
+        queued = self._state.agenda.queued.values()
+        loads = [t for t in queued if isinstance(t, Load) and not t.is_launched]
+        for load in loads:
+            load.is_launched = True
+        self._called(b"launch", None, *(load.seq for load in loads))
+        return loads
+
+    def reset(self, revision: str | None = None) -> None:
+        """Forget every prefix. With a revision of the weights, the stored ones too.
+
+        Raises:
+            TypeError: If the revision is no str.
+        """
+        _resets.reset(self._state, revision)
+        self._called(b"reset", None, zlib.crc32((revision or "").encode()))
 
     def _check_open(self, request: Request) -> None:
         if not self._state.agenda.is_open(request):

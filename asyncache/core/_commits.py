@@ -20,6 +20,9 @@ from asyncache.core._tree import Node, Walk
 
 def publish(state: State, request: Request) -> None:
     """Insert what a request has committed, up to the first page that is LOADING."""
+    if request.generation != state.generation:
+        # Computed by what was reset away: it is nobody else's.
+        request.want = request.shared
     if request.want > request.shared and not request.needs:
         _publish(state, request)
     if request.want > request.shared:
@@ -30,7 +33,8 @@ def publish(state: State, request: Request) -> None:
 
 def offer_hit(state: State, request: Request) -> None:
     """Offer the nodes that a request stands on to the store, unless they are there."""
-    if request.anchor is not None and not request.needs:
+    is_old = request.generation != state.generation
+    if request.anchor is not None and not request.needs and not is_old:
         for above in reversed(list(state.tree.above(request.anchor))):
             offer_again(state, above)
 
@@ -68,6 +72,7 @@ def _publish(state: State, request: Request) -> None:
     for above in path:
         above.used = state.clock
         above.hits += 1
+        above.priority = max(above.priority, request.priority)
     offer_again(state, topmost_unsaved(path[-1]))
     for above in reversed(path):
         offer_again(state, above)
@@ -120,6 +125,9 @@ def _give(state: State, request: Request, node: Node, pool: int) -> None:
     state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
     request.own[pool][place] = bytes(len(pages))
     node.pages[pool] = pages
+    if pool == state.tree.backbone:
+        # Nothing has locked it yet, and nothing has stored it.
+        state.tree.idle_unsaved += len(pages)
 
 
 def _bracket(state: State, request: Request, given: list[Node]) -> None:

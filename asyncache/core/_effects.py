@@ -160,6 +160,7 @@ class FactKind(Enum):
     OFFLOAD_FORGOTTEN = auto()
     EVICTED = auto()
     EVICTED_UNSAVED = auto()
+    RESET = auto()
     PUBLISHED = auto()
 
 

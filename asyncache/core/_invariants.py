@@ -61,7 +61,7 @@ def _check_pages(state: State) -> None:
 
 def _holdings(state: State) -> Iterator[tuple[int, Sequence[int], PageState]]:
     """Yield (pool, pages, state) of everything that holds pages."""
-    for node in state.tree.nodes():
+    for node in [*state.tree.nodes(), *_orphans(state)]:
         for pool, run in enumerate(node.pages):
             held = PageState.TREE if node.loads[pool] is None else PageState.TRANSIT
             yield pool, run or (), held
@@ -76,6 +76,16 @@ def _holdings(state: State) -> Iterator[tuple[int, Sequence[int], PageState]]:
     for owner in owners:
         for pool, pages in owner.held:
             yield pool, pages, PageState.QUARANTINE
+
+
+def _orphans(state: State) -> list[Node]:
+    """Return the nodes that a reset took out of the tree and some pin still needs."""
+    orphans: dict[Node, None] = {}
+    for anchor in state.pins:
+        for node in state.tree.above(anchor):
+            if not node.attached and not any(node.loads):
+                orphans[node] = None
+    return list(orphans)
 
 
 def _check_node(state: State, node: Node) -> None:
@@ -108,12 +118,15 @@ def _check_locks(state: State) -> None:
         while step is not None:
             locks[step] = locks.get(step, 0) + count
             step = step.parent
-    locked = 0
-    for node in state.tree.nodes():
+    locked = idle_unsaved = 0
+    for node in [*state.tree.nodes(), *_orphans(state)]:
         require(node.locks == locks.get(node, 0), "locks are pins", node)
-        if node.locks and node.loads[state.tree.backbone] is None:
-            locked += node.end - node.start
+        if node.loads[state.tree.backbone] is None:
+            locked += (node.end - node.start) * bool(node.locks)
+            idle_unsaved += (node.end - node.start) * (not (node.locks or node.stored))
     require(locked == state.tree.locked_pages, "locked pages", state.tree.locked_pages)
+    named = state.tree.idle_unsaved
+    require(idle_unsaved == named, "idle unsaved pages", idle_unsaved, named)
     owners: dict[Node, int] = {}
     for node in _pinned(state):
         owners[node] = owners.get(node, 0) + 1
@@ -259,7 +272,8 @@ def _detail(transaction: Transaction) -> object:
 
 def _request(request: Request) -> tuple[object, ...]:
     return (
-        (bytes(request.tokens), request.root_hash, _serial(request.anchor)),
+        (bytes(request.tokens), request.root_hash, request.generation),
+        (request.priority, _serial(request.anchor)),
         [bytes(table) for table in request.tables],
         [bytes(own) for own in request.own],
         [bytes(spare) for spare in request.spare],

@@ -86,7 +86,7 @@ class WindowPool:
 
     def __post_init__(self) -> None:
         _check_pool(self)
-        check_at_least_one("window_tokens", self.window_tokens)
+        check_at_least(1, "window_tokens", self.window_tokens)
 
     @property
     def coverage(self) -> Coverage:
@@ -131,7 +131,7 @@ class PageSpace:
         if not self.shape:
             raise ValueError("shape must have at least one extent, got ()")
         for extent in self.shape:
-            check_at_least_one("an extent of shape", extent)
+            check_at_least(1, "an extent of shape", extent)
 
     @property
     def num_layers(self) -> int:
@@ -187,7 +187,7 @@ class KVLayout:
             if not isinstance(getattr(self, name), str):
                 kind = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} must be a str, not {kind}")
-        check_at_least_one("page_tokens", self.page_tokens)
+        check_at_least(1, "page_tokens", self.page_tokens)
         if not isinstance(self.pools, tuple):
             raise TypeError(f"pools must be a tuple, not {type(self.pools).__name__}")
         names = [pool.name for pool in self.pools]
@@ -233,7 +233,7 @@ def frame(*fields: bytes) -> bytes:
 def _check_pool(pool: Pool) -> None:
     _check_name_and_dtype(pool.name, pool.dtype)
     for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
-        check_at_least_one(name, getattr(pool, name))
+        check_at_least(1, name, getattr(pool, name))
 
 
 def _check_name_and_dtype(name: str, dtype: str) -> None:
@@ -243,9 +243,9 @@ def _check_name_and_dtype(name: str, dtype: str) -> None:
         raise ValueError(f"dtype must be one of {sorted(ITEM_BYTES)}, not {dtype!r}")
 
 
-def check_at_least_one(name: str, value: int) -> None:
-    """Raise unless a value is an int of at least 1."""
+def check_at_least(least: int, name: str, value: int) -> None:
+    """Raise unless a value is an int of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")

@@ -85,7 +85,8 @@ def _attach(state: State, request: Request, above: Node, key: bytes, stop: int) 
 def _fill(state: State, anchor: Node, fills: list[tuple[Node, int]]) -> Load:
     """Mark nodes LOADING and take a page for each of their positions."""
     start = min(node.start for node, _ in fills)
-    load = Load(start, max(node.end for node, _ in fills))
+    end = max(node.end for node, _ in fills)
+    load = Load(start, end, is_launched=not state.bounds.launches)
     # Marked and pinned first: else the eviction that makes room could take them.
     for node, pool in fills:
         node.loads[pool] = load
@@ -164,7 +165,7 @@ def cut(state: State, load: Load, position: int) -> None:
         _stop_if_empty(state, other)
     _put_back(state, affected, resident=False)
     if parent is not None:
-        state.leaves.offer(parent)
+        state.offer(parent)
 
 
 def _topmost(state: State, load: Load, position: int) -> Node | None:

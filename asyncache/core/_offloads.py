@@ -12,6 +12,7 @@ RUNNING     quiet, claim 1                    STORED; its children may follow
 RUNNING     quiet, claim 0                    DIRTY again, or forgotten after too many
 RUNNING     quiet, claim -1                   its parent is not in the store after
                                               all: that one goes first
+any         a reset, a detach                 ends without a trace, when quiet
 ==========  ================================  ========================================
 
 A forgotten node is offered again by the next commit that walks it. A split changes
@@ -47,19 +48,54 @@ def offer_again(state: State, node: Node) -> None:
 
 def consider(state: State, node: Node) -> None:
     """Queue a node if it should be offloaded and its parent is stored."""
-    parent = node.parent
-    if (
+    if not state.bounds.low_water and _is_due(state, node):
+        # One that is queued already keeps its turn.
+        state.dirty[node] = None
+
+
+def _is_due(state: State, node: Node) -> bool:
+    parent, threshold = node.parent, state.bounds.write_threshold
+    return (
         state.store_attached
+        and threshold > 0
         and parent is not None
         and parent.stored
         and not node.stored
         and node.offload is None
-        and node.hits >= state.bounds.write_threshold
+        and node.hits >= threshold
         and node.attempts < state.bounds.offload_attempts
         and node.loads[state.tree.backbone] is None
-    ):
-        # One that is queued already keeps its turn.
-        state.dirty[node] = None
+    )
+
+
+def save_coldest(state: State) -> None:
+    """Queue the coldest leaves that eviction would lose, while too few would not be."""
+    missing = state.bounds.low_water - state.num_clean()
+    if not state.store_attached or missing <= 0:
+        return
+    missing -= _num_being_saved(state)
+    room = state.bounds.offloads - state.num_offloading - len(state.dirty)
+    seen: list[Node] = []
+    while room > 0 and missing > 0 and len(seen) < 2 * state.bounds.offloads:
+        leaf = state.unsaved.pop()
+        if leaf is None:
+            break
+        seen.append(leaf)
+        node = topmost_unsaved(leaf)
+        if _is_due(state, node) and node not in state.dirty:
+            state.dirty[node] = None
+            room, missing = room - 1, missing - (node.end - node.start)
+    for leaf in seen:
+        state.unsaved.offer(leaf)
+
+
+def _num_being_saved(state: State) -> int:
+    """Return how many pages are queued for the store or on their way."""
+    spans = [(node.start, node.end) for node in state.dirty]
+    for transfer in state.agenda.open.values():
+        if isinstance(transfer, Ready | Offload) and transfer.anchor is not None:
+            spans.append((transfer.start, transfer.anchor.end))
+    return sum(end - start for start, end in spans)
 
 
 def open_readies(state: State) -> None:
@@ -119,11 +155,12 @@ def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:
     anchor = ready.anchor
     if anchor is None:
         return
+    agreed = agreed and not ready.is_void
     nodes = list(state.tree.above(anchor, ready.start))
     offload = None
-    if not agreed:
+    if not agreed and not ready.is_void:
         state.effects.append(Fact(FactKind.OFFLOAD_FORGOTTEN, anchor.end - ready.start))
-    elif _is_written(state, nodes) and _try_pin(state, anchor, ready.start):
+    elif agreed and _is_written(state, nodes) and _try_pin(state, anchor, ready.start):
         offload = Offload(anchor, ready.start)
         state.agenda.add(offload)
         state.num_offloading += 1
@@ -166,9 +203,9 @@ def end_offload(state: State, offload: Offload) -> None:
     nodes = list(reversed(list(state.tree.above(anchor, offload.start))))
     for node in nodes:
         node.offload = None
-    if offload.claim == GOOD:
+    if offload.claim == GOOD and not offload.is_void:
         _stored(state, nodes)
-    else:
+    elif not offload.is_void:
         _failed(state, nodes, offload.claim)
     _unpin(state, anchor)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from asyncache.core import _verdicts
 from asyncache.core._calls import Calls
 from asyncache.core._effects import Effect
-from asyncache.core._eviction import Policy, lru
 from asyncache.core._layout import KVLayout
 from asyncache.core._look import Look
+from asyncache.core._policies import Policy, lru
 from asyncache.core._state import Bounds, State
 from asyncache.core._votes import Ballot, cast
 

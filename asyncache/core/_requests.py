@@ -23,7 +23,7 @@ from asyncache.core._agenda import Request
 from asyncache.core._commits import offer_hit, publish
 from asyncache.core._effects import Ended
 from asyncache.core._errors import OrderError, OutOfPagesError
-from asyncache.core._hashes import PageHash
+from asyncache.core._hashes import Namespace
 from asyncache.core._ledger import PageState
 from asyncache.core._loads import withdraw
 from asyncache.core._reservations import (
@@ -38,7 +38,12 @@ from asyncache.core._state import State
 
 
 def open_request(
-    state: State, tokens: bytes, root_hash: PageHash, num_reserve_tokens: int
+    state: State,
+    tokens: bytes,
+    namespace: Namespace,
+    *,
+    num_reserve_tokens: int,
+    priority: int,
 ) -> Request:
     """Open a request that holds nothing yet."""
     if num_reserve_tokens < 0:
@@ -46,10 +51,12 @@ def open_request(
     num_tokens = len(tokens) // 4
     num_reserve = pages_of(state, num_tokens + num_reserve_tokens)
     _check_fits_pool(state, num_reserve)
-    request = Request(tokens, root_hash, len(state.ledgers), num_reserve)
+    num_pools = len(state.ledgers)
+    request = Request(tokens, namespace, num_pools, num_reserve, priority)
+    state.renew(request)
     state.agenda.add_request(request)
     state.clock += 1
-    root = state.tree.roots.get(root_hash)
+    root = state.tree.roots.get(request.root_hash)
     limit = restore_limit(state, request) * state.tree.stride
     walk = state.tree.walk(root, tokens[:limit])
     state.touch(node for node in walk.path if node.end <= walk.covered)
@@ -212,6 +219,7 @@ def is_parked(request: Request) -> bool:
 def _start_over(state: State, request: Request) -> None:
     _release(state, request)
     request.hit = request.extent = request.committed = request.want = 0
+    state.renew(request)
 
 
 def _release(state: State, request: Request) -> None:

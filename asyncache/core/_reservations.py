@@ -72,6 +72,7 @@ def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None
             above.used = state.clock
             # Once a restore, though it may first stand on a part of its hit.
             above.hits += above.end > had
+            above.priority = max(above.priority, request.priority)
     update_remainder(state, request)
 
 

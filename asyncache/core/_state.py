@@ -15,9 +15,11 @@ from dataclasses import dataclass, fields
 from asyncache.core._agenda import Agenda, Bracket, Ready, Request
 from asyncache.core._effects import Effect, Fact, FactKind
 from asyncache.core._errors import broken, require
-from asyncache.core._eviction import Leaves, Policy, lru
-from asyncache.core._layout import Coverage, KVLayout, check_at_least_one
+from asyncache.core._eviction import Leaves, is_unsaved
+from asyncache.core._hashes import root_hash
+from asyncache.core._layout import Coverage, KVLayout, check_at_least
 from asyncache.core._ledger import Ledger, PageState
+from asyncache.core._policies import Policy, lru, saved_first
 from asyncache.core._tree import Node, Tree
 
 
@@ -34,7 +36,11 @@ class Bounds:
             commit walks it.
         mask_ints: Ints of the ballot that lookups share, where a layout has windows;
             at least one for each request.
-        write_threshold: Commits that must have walked a node before it is offloaded.
+        write_threshold: Uses of a node before it is offloaded; 0 for never.
+        low_water: 0 to offload nodes as they are shared. Else only the coldest that
+            are unused, and only while fewer pages than this are free or could be
+            evicted without being lost.
+        launches: Whether a load starts only with the next call to ``launch``.
     """
 
     requests: int = 256
@@ -43,10 +49,14 @@ class Bounds:
     offload_attempts: int = 3
     mask_ints: int = 4096
     write_threshold: int = 1
+    low_water: int = 0
+    launches: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_at_least_one(field.name, getattr(self, field.name))
+            if field.name != "launches":
+                least = int(field.name not in {"write_threshold", "low_water"})
+                check_at_least(least, field.name, getattr(self, field.name))
         if self.offloads >= self.slots:
             raise ValueError(
                 f"offloads must be fewer than the {self.slots} slots, not"
@@ -59,7 +69,7 @@ def _check_num_pages(layout: KVLayout, num_pages: Mapping[str, int]) -> None:
     if sorted(num_pages) != sorted(names):
         raise ValueError(f"num_pages must name the pools {names}, not {[*num_pages]}")
     for name in names:
-        check_at_least_one(f"num_pages of {name}", num_pages[name])
+        check_at_least(1, f"num_pages of {name}", num_pages[name])
 
 
 def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
@@ -84,33 +94,44 @@ class State:
         self.layout = layout
         self.bounds = bounds
         self.tree = Tree(layout)
+        if bounds.low_water:
+            policy = saved_first(policy)
         self.leaves = Leaves(self.tree, policy)
+        # Leaves that eviction would lose, coldest first; kept with a low water.
+        self.unsaved = Leaves(self.tree, policy, is_unsaved)
         _check_num_pages(layout, num_pages)
         _check_mask(layout, bounds)
         self.ledgers = [Ledger(num_pages[pool.name]) for pool in layout.pools]
         self.agenda = Agenda(bounds.requests, bounds.slots)
         self.store_attached = False
+        # Counts resets.
+        self.generation = 0
+        # Counts opens, commits and verdicts: the recency of nodes.
         self.clock = 0
-        """Counts opens, commits and verdicts: the recency of nodes."""
+        # Sum of what open requests were promised and have not taken, in pages.
         self.promised = 0
-        """Sum of what open requests were promised and have not taken, in pages."""
+        # How many owners have pinned the prefix that ends with a node.
         self.pins: dict[Node, int] = {}
-        """How many owners have pinned the prefix that ends with a node."""
+        # Where the positions begin that an offload of an anchor still reads.
         self.reading: dict[Node, int] = {}
-        """Where the positions begin that an offload of an anchor still reads."""
+        # Requests that wait for a reservation, by sequence number.
         self.waiting: dict[int, Request] = {}
-        """Requests that wait for a reservation, by sequence number."""
+        # Requests with a commit that could not be published yet.
         self.parked: dict[int, Request] = {}
-        """Requests with a commit that could not be published yet."""
+        # Nodes to be offloaded, oldest first.
         self.dirty: dict[Node, None] = {}
-        """Nodes to be offloaded, oldest first."""
         self.num_offloading = 0
         self.num_brackets = 0
+        # Brackets up to this number are finished on every rank.
         self.num_finished = 0
-        """Brackets up to this number are finished on every rank."""
         self.brackets: dict[int, Bracket] = {}
         self.effects: list[Effect] = []
         self.digest = 1
+
+    def renew(self, request: Request) -> None:
+        """Let a request that holds nothing begin in the present generation."""
+        request.generation = self.generation
+        request.root_hash = root_hash(self.layout, request.namespace)
 
     # The digest: what every rank must have seen, in order.
 
@@ -157,6 +178,12 @@ class State:
         """Return how many pages could be had without breaking a promise."""
         return self.ledgers[pool].num_free + self.evictable(pool) - self.promised
 
+    def num_clean(self) -> int:
+        """Return how many pages could be had without losing what no store has."""
+        backbone = self.tree.backbone
+        saved = self.evictable(backbone) - self.tree.idle_unsaved
+        return self.ledgers[backbone].num_free + saved
+
     def least_slack(self) -> int:
         """Return the slack of the tightest pool."""
         return min(self.slack(pool) for pool in range(len(self.ledgers)))
@@ -188,7 +215,9 @@ class State:
             if run is not None:
                 self.ledgers[pool].give(run, PageState.TREE)
         self.dirty.pop(node, None)
-        self.leaves.offer(parent)
+        if not node.stored:
+            self.tree.idle_unsaved -= node.end - node.start
+        self.offer(parent)
         saved = node.stored or not self.store_attached
         kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED
         self.effects.append(Fact(kind, node.end - node.start, tuple(node.hashes or ())))
@@ -249,12 +278,31 @@ class State:
         if node is not None:
             self._drop_pin(node)
             self.tree.unlock(node)
-            # A cut may have detached the node while it was pinned: what is evictable
-            # now is the leaf that it hung from.
+            # A cut or a reset may have detached the node while it was pinned: what is
+            # evictable now is the leaf that it hung from.
             while not node.attached:
+                if not node.locks:
+                    self.free_orphan(node)
                 assert node.parent is not None
                 node = node.parent
-            self.leaves.offer(node)
+            self.offer(node)
+
+    def free_orphan(self, node: Node) -> None:
+        """Give back the pages of a node that left the tree and lost its last pin."""
+        if any(node.loads) or node.pages[self.tree.backbone] is None:
+            return
+        if not node.stored:
+            self.tree.idle_unsaved -= node.end - node.start
+        for pool, run in enumerate(node.pages):
+            if run is not None:
+                self.ledgers[pool].give(run, PageState.TREE)
+                node.pages[pool] = None
+
+    def offer(self, node: Node) -> None:
+        """Note that a node may have become evictable, or its policy's key changed."""
+        self.leaves.offer(node)
+        if self.bounds.low_water:
+            self.unsaved.offer(node)
 
     def _drop_pin(self, node: Node) -> None:
         self.pins[node] -= 1
@@ -267,4 +315,4 @@ class State:
         for node in path:
             node.used = self.clock
         if node is not None:
-            self.leaves.offer(node)
+            self.offer(node)

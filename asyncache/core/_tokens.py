@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import NoReturn
 
 TOKEN_BYTES = 4
 MAX_TOKEN = 2**31 - 1
+CONTENT_BIT = 2**30
+MIN_DIGEST_BYTES = 16
 
 Tokens = Iterable[int] | memoryview
 
@@ -41,6 +45,31 @@ def pack_tokens(tokens: Tokens) -> bytes:
     if not packed[3::4].isascii():
         _refuse_out_of_range(struct.unpack(f"<{len(packed) // 4}i", packed))
     return packed
+
+
+def content_tokens(digest: bytes, count: int) -> array[int]:
+    """Return token ids that stand for an image, a sound, or other content.
+
+    A model sees the same placeholder for every image; a cache must not. These ids are
+    a function of the content's digest, spread so that already nine of them tell as
+    much as 256 bits can. They lie in [2**30, 2**31): no vocabulary reaches there.
+
+    Args:
+        digest: A cryptographic digest of the content, of 16 bytes or more.
+        count: Placeholders, shape of the result [count], int32.
+
+    Raises:
+        ValueError: If the digest is shorter, or ``count`` is below 1.
+    """
+    if len(digest) < MIN_DIGEST_BYTES:
+        raise ValueError(f"a digest has at least 16 bytes, not {len(digest)}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, not {count}")
+    stream = bytearray()
+    for block in range(-(-count * TOKEN_BYTES // 32)):
+        stream += hashlib.sha256(digest + struct.pack("<q", block)).digest()
+    words = struct.unpack(f"<{count}I", stream[: count * TOKEN_BYTES])
+    return array("i", [word >> 2 | CONTENT_BIT for word in words])
 
 
 def _pack_ints(tokens: list[int]) -> bytes:

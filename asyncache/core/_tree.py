@@ -34,6 +34,7 @@ class Node:
         "attached",
         "attempts",
         "children",
+        "created",
         "edge",
         "end",
         "hashes",
@@ -43,6 +44,7 @@ class Node:
         "offload",
         "pages",
         "parent",
+        "priority",
         "root",
         "serial",
         "start",
@@ -65,13 +67,16 @@ class Node:
         self.loads: list[Load | None] = [None] * num_pools
         self.hashes: list[PageHash] | None = None
         self.serial = 0
+        # What policies sort by.
+        self.created = 0
         self.used = 0
+        self.hits = 0
+        self.priority = 0
         self.locks = 0
         # Offload: where the node stands on its way to the store.
         self.stored = False
         self.offload: Ready | Offload | None = None
         self.attempts = 0
-        self.hits = 0
         # Number of the newest forward that may still write the node's pages.
         self.written = 0
 
@@ -111,6 +116,8 @@ class Tree:
         self.num_nodes = 0
         self.locked_pages = 0
         """RESIDENT pages of the backbone that some pin keeps."""
+        self.idle_unsaved = 0
+        """RESIDENT pages of the backbone that no pin keeps and no store has."""
         self._serial = 0
 
     # Looking up changes nothing.
@@ -292,9 +299,11 @@ class Tree:
         upper.loads = list(node.loads)
         if node.hashes is not None:
             upper.hashes, node.hashes = node.hashes[:count], node.hashes[count:]
-        upper.used, upper.locks, upper.written = node.used, node.locks, node.written
+        upper.used, upper.created = node.used, node.created
+        upper.priority, upper.hits = node.priority, node.hits
+        upper.locks, upper.written = node.locks, node.written
         upper.stored, upper.offload = node.stored, node.offload
-        upper.attempts, upper.hits = node.attempts, node.hits
+        upper.attempts = node.attempts
         parent.children[node.edge[: self.stride]] = upper
         node.parent, node.edge, node.start = upper, node.edge[cut:], position
         upper.children[node.edge[: self.stride]] = node
@@ -307,6 +316,7 @@ class Tree:
             parent, edge, start, start + len(edge) // self.stride, self.num_pools
         )
         self._enroll(node)
+        node.created = node.serial
         key = edge[: self.stride]
         require(
             key not in parent.children, "a first page names one child", parent, node
@@ -325,9 +335,16 @@ class Tree:
         self._drop_if_empty(node.root)
 
     def _drop_if_empty(self, root: Node) -> None:
-        """Forget a namespace that holds nothing."""
-        if not root.children and not root.locks:
-            self.roots.pop(self.last_hash(root), None)
+        """Forget a namespace that holds nothing, unless a reset was first."""
+        name = self.last_hash(root)
+        if not root.children and not root.locks and self.roots.get(name) is root:
+            del self.roots[name]
+
+    def _count_locked(self, node: Node, num_pages: int) -> None:
+        if node.loads[self.backbone] is None:
+            self.locked_pages += num_pages
+            if not node.stored:
+                self.idle_unsaved -= num_pages
 
     def _enroll(self, node: Node) -> None:
         self._serial += 1
@@ -344,8 +361,8 @@ class Tree:
         """
         step: Node | None = node
         while step is not below and step is not None:
-            if not step.locks and step.loads[self.backbone] is None:
-                self.locked_pages += step.end - step.start
+            if not step.locks:
+                self._count_locked(step, step.end - step.start)
             step.locks += 1
             step = step.parent
 
@@ -355,7 +372,7 @@ class Tree:
         while step is not None:
             require(step.locks > 0, "an unlocked node was locked", step)
             step.locks -= 1
-            if not step.locks and step.loads[self.backbone] is None:
-                self.locked_pages -= step.end - step.start
+            if not step.locks:
+                self._count_locked(step, step.start - step.end)
             step = step.parent
         self._drop_if_empty(node.root)

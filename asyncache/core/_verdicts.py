@@ -30,6 +30,7 @@ from asyncache.core._offloads import (
     end_ready,
     offer,
     open_readies,
+    save_coldest,
     start_offload,
 )
 from asyncache.core._requests import end_request, is_parked
@@ -132,6 +133,8 @@ def tend(state: State) -> None:
     """Do what follows from the new state, in one order on every rank."""
     publish_parked(state)
     grant_waiting(state)
+    if state.bounds.low_water:
+        save_coldest(state)
     if state.dirty:
         open_readies(state)
     for transaction in state.agenda.start_queued():

@@ -29,6 +29,7 @@ from asyncache.core import (
     OffloadPlan,
     PageHash,
     PageState,
+    Policy,
     Replica,
     RequestState,
     StartLoad,
@@ -37,6 +38,7 @@ from asyncache.core import (
     Votes,
     WindowPool,
     hash_pages,
+    lru,
     restorable,
     root_hash,
 )
@@ -101,6 +103,7 @@ class Cluster:
         *,
         num_ranks: int = 1,
         attach: bool = True,
+        policy: Policy = lru,
         **bounds: int,
     ) -> None:
         self.layout = layout_of() if layout is None else layout
@@ -111,7 +114,7 @@ class Cluster:
             sizes = {pool.name: num_pages for pool in self.layout.pools}
         self.ranks = [
             Rank(
-                Replica(self.layout, sizes, self.bounds),
+                Replica(self.layout, sizes, self.bounds, policy),
                 [[GARBAGE] * sizes[pool.name] for pool in self.layout.pools],
             )
             for _ in range(num_ranks)
@@ -171,11 +174,18 @@ class Cluster:
         self.check()
         return results
 
-    def open(self, tokens, name: str | None = None, reserve: int = 0) -> int | None:
+    def open(
+        self, tokens, name: str | None = None, reserve: int = 0, priority: int = 0
+    ) -> int | None:
         """Open a request; return its number, or None if all ranks refuse it."""
         packed = pack(tokens)
         results = self.call(
-            "open", None, packed, namespace=name, num_reserve_tokens=reserve
+            "open",
+            None,
+            packed,
+            namespace=name,
+            num_reserve_tokens=reserve,
+            priority=priority,
         )
         if isinstance(results[0], Exception):
             assert len({repr(error) for error in results}) == 1

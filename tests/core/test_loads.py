@@ -507,7 +507,7 @@ def test_new_nodes_of_a_load_are_not_evicted_to_make_room_for_it():
     leaves = cluster.first.state.leaves
     # The next leaf that is offered rebuilds the heap from all nodes of the tree: the
     # upper node, when the lower one has gone and another page is needed.
-    leaves._heap += [(10**9, 0, next(cluster.first.state.tree.nodes()))] * 2_000
+    leaves._heap += [((10**9,), 0, next(cluster.first.state.tree.nodes()))] * 2_000
     seq = begin(cluster, [1] * 11)
     assert len(leaves._heap) < 100
     land(cluster)
