@@ -1,6 +1,7 @@
 """Drives the core and awaits the rest: the only room that awaits across rooms."""
 
-from asyncache.engine._cache import KVCache, WriteThrough
+from asyncache.engine._base_cache import WriteThrough
+from asyncache.engine._cache import KVCache
 from asyncache.engine._gates import Gates
 from asyncache.engine._limits import Limits
 from asyncache.engine._observe import (

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from asyncache.core import OrderError
+from asyncache.engine._queues import Queues
 
 
 class Progress:
@@ -31,14 +32,16 @@ class Progress:
 class Board:
     """All loads of a cache and everyone who waits for their layers.
 
-    Loads advance on the event loop; forwards wait there or in a thread of their own.
+    The driver adds loads and sweeps them, wherever it lives; what changes elsewhere is
+    how far they have come. Forwards wait on the event loop or in a thread.
     """
 
-    def __init__(self, gate_s: float, give_up: Callable[[int], None]) -> None:
+    def __init__(
+        self, gate_s: float, queues: Queues, give_up: Callable[[int], None]
+    ) -> None:
         self.gate_s = gate_s
+        self.queues = queues
         self.give_up = give_up
-        self.home = threading.get_ident()
-        self.changed = threading.Condition()
         self._loads: dict[int, Progress] = {}
         self._waiters: set[anyio.Event] = set()
 
@@ -75,8 +78,9 @@ class Board:
         self._waiters.discard(event)
 
     def _notify(self) -> None:
-        with self.changed:
-            self.changed.notify_all()
+        changed = self.queues.changed
+        with changed:
+            changed.notify_all()
         waiters, self._waiters = self._waiters, set()
         for event in waiters:
             event.set()
@@ -104,7 +108,15 @@ class Gates:
         return all(load.is_over or load.num_landed > layer for load in self._loads)
 
     async def wait(self, layer: int) -> None:
-        """Wait until a layer's pages may be read, at most ``Limits.gate_s`` seconds."""
+        """Wait until a layer's pages may be read, at most ``Limits.gate_s`` seconds.
+
+        Raises:
+            OrderError: If the gate is shut, and this is not the cache's event loop.
+        """
+        if self.is_open(layer):
+            return
+        if threading.get_ident() != self._board.queues.awaits_in:
+            raise OrderError("wait() off the cache's event loop: wait_blocking()")
         with anyio.move_on_after(self._board.gate_s):
             while not self.is_open(layer):
                 event = anyio.Event()
@@ -118,21 +130,17 @@ class Gates:
     def wait_blocking(self, layer: int) -> None:
         """Do as :meth:`wait`, in the thread that runs the forward.
 
+        A load that has yet to begin needs the cache's loop, or the thread that owns a
+        :class:`BlockingCache`: neither may be blocked by waiting for this one.
+
         Raises:
             OrderError: If called on the event loop's thread and the gate is shut: the
                 load could never end.
         """
         if self.is_open(layer):
             return
-        if threading.get_ident() == self._board.home:
-            raise OrderError("wait_blocking() on the event loop's thread: await wait()")
         until = time.monotonic() + self._board.gate_s
-        with self._board.changed:
-            while not self.is_open(layer):
-                left = until - time.monotonic()
-                if left <= 0:
-                    break
-                self._board.changed.wait(left)
+        self._board.queues.block(lambda: self.is_open(layer), until)
         self._give_up(layer)
 
     def _give_up(self, layer: int) -> None:

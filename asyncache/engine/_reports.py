@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from asyncache.core import Fact, FactKind
 
 if TYPE_CHECKING:
-    from asyncache.engine._request import Request
+    from asyncache.engine._base_request import BaseRequest
+
+R = TypeVar("R", bound="BaseRequest[Any]")
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Generic[R]):
     """What happened between two steps.
 
     Args:
@@ -24,39 +26,36 @@ class StepReport:
         refused_pages: Positions whose offload failed or was given up.
     """
 
-    landed: tuple[Request, ...] = ()
-    shortened: tuple[Request, ...] = ()
+    landed: tuple[R, ...] = ()
+    shortened: tuple[R, ...] = ()
     stored_pages: int = 0
     refused_pages: int = 0
 
 
-NOTHING = StepReport()
-
-
-class Reports:
+class Reports(Generic[R]):
     """Collects what happens until a step takes it; bounded by the open requests.
 
     It holds no request: one that its owner lost must be missed.
     """
 
     def __init__(self) -> None:
-        self._landed: WeakKeyDictionary[Request, None] = WeakKeyDictionary()
-        self._shortened: WeakKeyDictionary[Request, None] = WeakKeyDictionary()
+        self._landed: WeakKeyDictionary[R, None] = WeakKeyDictionary()
+        self._shortened: WeakKeyDictionary[R, None] = WeakKeyDictionary()
         self._stored_pages = 0
         self._refused_pages = 0
-        self._is_empty = True
+        self.is_empty = True
 
-    def landed(self, request: Request) -> None:
+    def landed(self, request: R) -> None:
         """Note that a request's hit has settled."""
         self._landed[request] = None
-        self._is_empty = False
+        self.is_empty = False
 
-    def shortened(self, request: Request) -> None:
+    def shortened(self, request: R) -> None:
         """Note that a request's hit sank."""
         self._shortened[request] = None
-        self._is_empty = False
+        self.is_empty = False
 
-    def ended(self, request: Request) -> None:
+    def ended(self, request: R) -> None:
         """Forget a request."""
         self._landed.pop(request, None)
         self._shortened.pop(request, None)
@@ -65,15 +64,15 @@ class Reports:
         """Count what became of pages."""
         if fact.kind is FactKind.STORED:
             self._stored_pages += fact.num_pages
-            self._is_empty = False
+            self.is_empty = False
         elif fact.kind is FactKind.OFFLOAD_FAILED:
             self._refused_pages += fact.num_pages
-            self._is_empty = False
+            self.is_empty = False
 
-    def take(self) -> StepReport:
+    def take(self) -> StepReport[R]:
         """Return what was collected, and begin anew."""
-        if self._is_empty:
-            return NOTHING
+        if self.is_empty:
+            return StepReport()
         report = StepReport(
             tuple(self._landed),
             tuple(self._shortened),

@@ -1,16 +1,17 @@
-"""What a cache and its requests share: driver, transfers and clocks on one loop."""
+"""What a cache and its requests share: the driver, its transfers and its clocks.
+
+All of it lives in the driver's thread but the transfers, their health and their timers,
+which are reached through the queues: they may be in another.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import ParamSpec, TypeVar, assert_never
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, TypeVar, assert_never
 from weakref import WeakValueDictionary
-
-import anyio
 
 from asyncache.core import (
     ClosedError,
@@ -19,14 +20,15 @@ from asyncache.core import (
     InvariantError,
     KVLayout,
     Namespace,
-    OrderError,
     Replica,
     RequestState as State,
     Restored,
     Settled,
     Shortened,
+    StartLoad,
     root_hash,
 )
+from asyncache.engine._base_request import BaseRequest, Signal, ended
 from asyncache.engine._driver import Driver, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
@@ -39,17 +41,18 @@ from asyncache.engine._observe import (
     TransferFailed,
     TransferKind,
 )
+from asyncache.engine._queues import PostedVotes, Queues, Timer
 from asyncache.engine._reports import Reports
-from asyncache.engine._request import Request, ended
 from asyncache.engine._transfers import Transfers
 from asyncache.linkers import Linker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Q = TypeVar("Q", bound=BaseRequest[Any])
 
 
-class Runtime:
-    """One open cache: lives from its opening to its close, on one loop and thread."""
+class Runtime(Generic[Q]):
+    """One open cache: lives from its opening to its close, in one thread."""
 
     def __init__(
         self,
@@ -59,7 +62,9 @@ class Runtime:
         *,
         limits: Limits,
         observer: Observer | None,
+        queues: Queues,
     ) -> None:
+        self.queues = queues
         self.replica = replica
         self._layout = layout
         self.limits = limits
@@ -68,17 +73,15 @@ class Runtime:
         self.counters = Counters()
         self._page_bytes = sum(layout.space(pool).page_bytes for pool in layout.pools)
         self._observer = observer
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
-        self._deadlines: dict[int, asyncio.TimerHandle] = {}
+        self._requests: WeakValueDictionary[int, Q] = WeakValueDictionary()
+        self._deadlines: dict[int, Timer] = {}
         self._given_up: dict[int, Stage] = {}
         """Where open requests were when they gave up their last restore."""
-        self._resting: set[anyio.Event] = set()
-        self.reports = Reports()
+        self._resting: set[Signal] = set()
+        self.reports: Reports[Q] = Reports()
         self.is_closed = False
-        self.board = Board(limits.gate_s, self._gate_timed_out)
-        self.health = Health(limits, self._loop.time, self.tell)
+        self.board = Board(limits.gate_s, queues, self._gate_timed_out)
+        self.health = Health(limits, time.monotonic, self._pass_on)
         self.driver = Driver(
             replica,
             plans=self,
@@ -92,10 +95,10 @@ class Runtime:
         if linker is not None:
             self.transfers = Transfers(
                 linker,
-                votes=self.driver,
+                votes=PostedVotes(queues, self.driver),
                 board=self.board,
                 health=self.health,
-                tell=self.tell,
+                tell=self._pass_on,
             )
 
     # Calls.
@@ -113,18 +116,11 @@ class Runtime:
 
     def check_usable(self) -> None:
         """Raise unless the cache may be called from here."""
-        self.check_home()
+        self.queues.check_home()
         if self.driver.failure is not None:
             raise self.driver.failure
         if self.is_closed:
             raise ClosedError("the cache is closed")
-
-    def check_home(self) -> None:
-        """Raise OrderError on any other loop than the cache's."""
-        with suppress(RuntimeError):
-            if asyncio.get_running_loop() is self._loop:
-                return
-        raise OrderError("a call from another thread or loop than the cache's")
 
     def check_namespace(self, namespace: Namespace) -> None:
         """Raise what opening a request in this namespace would raise."""
@@ -133,13 +129,15 @@ class Runtime:
     def start(self, plan: Started) -> None:
         """Hand a plan to the transfers; without a store there is none."""
         assert self.transfers is not None
-        self.transfers.start(plan)
+        if isinstance(plan, StartLoad):
+            self.board.progress(plan.plan.seq)
+        self.queues.out(self.transfers.start, plan)
 
     # Requests.
 
     def open(
         self,
-        request: Request,
+        request: Q,
         tokens: bytes,
         namespace: Namespace,
         num_reserve_tokens: int,
@@ -165,7 +163,7 @@ class Runtime:
         if after_s == 0:
             self.give_up(state)
         else:
-            self._deadlines[state.seq] = self._loop.call_later(
+            self._deadlines[state.seq] = self.queues.call_later(
                 after_s, self._deadline, state
             )
 
@@ -173,9 +171,9 @@ class Runtime:
         del self._deadlines[state.seq]
         # Waiting for room is no fault of the store.
         if state.lookup is not None and state.lookup.asked:
-            self.health.failed(TransferKind.LOOKUP)
+            self.queues.out(self.health.failed, TransferKind.LOOKUP)
         elif any(load.started for load in state.needs):
-            self.health.failed(TransferKind.LOAD)
+            self.queues.out(self.health.failed, TransferKind.LOAD)
         self.give_up(state)
 
     def give_up(self, state: State) -> None:
@@ -184,7 +182,7 @@ class Runtime:
             self._given_up[state.seq] = _stage(state)
         if state.lookup is not None:
             if self.transfers is not None:
-                self.transfers.stop(state.lookup.seq)
+                self.queues.out(self.transfers.stop, state.lookup.seq)
             self.driver.answer(state.lookup.seq, [])
         elif state.wait is not None:
             self.driver.sink(state.wait.seq, 0)
@@ -201,7 +199,7 @@ class Runtime:
         Unless a scope that nobody holds any more is ended by the garbage collector, in
         another thread or while the core is at work: then it is applied soon.
         """
-        if threading.get_ident() != self._thread or self.driver.is_in_core:
+        if self.driver.is_in_core or not self.queues.is_home():
             self._finish_soon(state, aborted=aborted)
             return
         request = self._requests.get(state.seq)
@@ -223,10 +221,7 @@ class Runtime:
         self._finish_soon(state, aborted=True)
 
     def _finish_soon(self, state: State, *, aborted: bool) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and the cache with it
-            self._loop.call_soon_threadsafe(
-                functools.partial(self.finish, state, aborted=aborted)
-            )
+        self.queues.soon(functools.partial(self.finish, state, aborted=aborted))
 
     def _cancel_deadline(self, state: State) -> None:
         timer = self._deadlines.pop(state.seq, None)
@@ -250,10 +245,10 @@ class Runtime:
         for timer in self._deadlines.values():
             timer.cancel()
         self._deadlines.clear()
-        for event in self._resting:
-            event.set()
+        for signal in self._resting:
+            signal.set()
         if self.transfers is not None:
-            self.transfers.stop_all()
+            self.queues.out(self.transfers.stop_all)
 
     # Gates.
 
@@ -262,44 +257,45 @@ class Runtime:
         return Gates(self.board, loads)
 
     def _gate_timed_out(self, seq: int) -> None:
-        # From the thread of a forward, as likely as not, which may outlive the loop.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._fail_load, seq)
+        # From the thread of a forward, as likely as not.
+        self.queues.soon(self._fail_load, seq)
 
     def _fail_load(self, seq: int) -> None:
         if self.transfers is not None and self.replica.look.is_open(seq):
-            self.health.failed(TransferKind.LOAD)
+            self.queues.out(self.health.failed, TransferKind.LOAD)
             self.driver.sink(seq, 0)
-            self.transfers.stop(seq)
+            self.queues.out(self.transfers.stop, seq)
 
     # Rest.
 
     def _settled(self) -> None:
         self.board.sweep(self.replica.look.is_open)
-        if self._resting and not self.replica.look.num_moving:
-            for event in self._resting:
-                event.set()
+        if self._resting and not self.num_moving:
+            for signal in self._resting:
+                signal.set()
 
-    async def rest(self, *, deadline_s: float) -> int:
-        """Wait until nothing moves between device and store; return what still does."""
-        if not self.replica.look.num_moving:
-            return 0
-        event = anyio.Event()
-        self._resting.add(event)
+    @property
+    def num_moving(self) -> int:
+        """Loads and offloads that are open or due."""
+        return self.replica.look.num_moving
+
+    @contextmanager
+    def resting(self, signal: Signal) -> Iterator[None]:
+        """Set a signal once, for a moment, nothing moves between device and store.
+
+        What has begun since then does not count. Also set at the end of the cache.
+        """
+        self._resting.add(signal)
         try:
-            with anyio.move_on_after(deadline_s) as scope:
-                await event.wait()
+            yield
         finally:
-            self._resting.discard(event)
+            self._resting.discard(signal)
         self.check_usable()
-        # What has begun since they rested does not count.
-        return self.replica.look.num_moving if scope.cancelled_caught else 0
 
     # What the driver tells.
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody looks any more
-            self._loop.call_soon(self.driver.settle)
+        self.queues.wake(self.driver.settle)
 
     def _told(self, told: Told) -> None:
         state = told.request
@@ -321,7 +317,7 @@ class Runtime:
             case _:
                 assert_never(told)
 
-    def _restored(self, state: State, request: Request | None, hit: int) -> None:
+    def _restored(self, state: State, request: Q | None, hit: int) -> None:
         first = min((load.start for load in state.needs), default=hit)
         device_tokens = first * self.page_tokens
         self.counters.device_tokens += device_tokens
@@ -330,7 +326,7 @@ class Runtime:
             loads = [self.board.progress(load.seq) for load in state.needs]
             request._told_restored(device_tokens, loads)  # noqa: SLF001 - as above
 
-    def _ended(self, state: State, request: Request | None, *, aborted: bool) -> None:
+    def _ended(self, state: State, request: Q | None, *, aborted: bool) -> None:
         self._cancel_deadline(state)
         self._given_up.pop(state.seq, None)
         if aborted:
@@ -344,9 +340,12 @@ class Runtime:
     def _told_fact(self, fact: Fact) -> None:
         self.counters.count(fact, self._page_bytes)
         self.reports.count(fact)
-        self.tell(fact)
+        self._tell(fact)
 
-    def tell(self, event: Event) -> None:
+    def _pass_on(self, event: Event) -> None:
+        self.queues.into(self._tell, event)
+
+    def _tell(self, event: Event) -> None:
         """Tell the observer; what it raises is its own affair."""
         if isinstance(event, TransferFailed):
             self.counters.transfers_failed += 1
@@ -355,8 +354,7 @@ class Runtime:
         try:
             self._observer.on_event(event)
         except Exception as error:  # noqa: BLE001 - foreign code, told to the loop
-            context = {"message": "a cache observer failed", "exception": error}
-            self._loop.call_exception_handler(context)
+            self.queues.complain("a cache observer failed", error)
 
 
 def _stage(state: State) -> Stage:

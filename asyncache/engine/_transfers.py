@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import anyio
 
@@ -40,6 +40,7 @@ from asyncache.engine._driver import Started
 from asyncache.engine._gates import Board
 from asyncache.engine._health import Health
 from asyncache.engine._observe import Event, TransferFailed, TransferKind
+from asyncache.engine._queues import VoteBox
 from asyncache.linkers import Linker, Outcome
 
 if TYPE_CHECKING:
@@ -52,19 +53,6 @@ _CLAIMS = {
     Outcome.REJECTED: FAILED,
     Outcome.PARENT_MISSING: PARENT_MISSING,
 }
-
-
-class VoteBox(Protocol):
-    """Where votes go: the driver, in whatever thread it lives."""
-
-    def sink(self, seq: int, claim: int) -> None:
-        """Vouch for no more than ``claim``."""
-
-    def quiet(self, seq: int) -> None:
-        """Promise not to touch the transaction's pages again."""
-
-    def answer(self, seq: int, boundaries: list[int]) -> None:
-        """Say which boundaries a lookup found restorable."""
 
 
 class Transfers:
@@ -89,7 +77,8 @@ class Transfers:
         """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._group: TaskGroup | None = None
-        self._stop = anyio.Event()
+        self._stop: anyio.Event | None = None
+        self._is_stopped = False
         self._is_stopping = False
 
     @property
@@ -101,11 +90,14 @@ class Transfers:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Hold the task group until :meth:`stop_all`; ends when every transfer has."""
+        self._stop = stop = anyio.Event()
+        if self._is_stopped:
+            stop.set()
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
                 ready()
-                await self._stop.wait()
+                await stop.wait()
                 self._is_stopping = True
                 group.cancel_scope.cancel()
         finally:
@@ -117,7 +109,9 @@ class Transfers:
 
     def stop_all(self) -> None:
         """Stop every transfer, and begin no other."""
-        self._stop.set()
+        self._is_stopped = True
+        if self._stop is not None:
+            self._stop.set()
         for seq, timer in self._timers.items():
             timer.cancel()
             self._votes.sink(seq, 0)
@@ -131,7 +125,6 @@ class Transfers:
             case AskStore(lookup):
                 self._own(TransferKind.LOOKUP, self._lookup, lookup)
             case StartLoad(load):
-                self._board.progress(load.seq)
                 self._own(TransferKind.LOAD, self._load, load)
             case StartOffload(offload):
                 self._own(TransferKind.OFFLOAD, self._offload, offload)
@@ -154,7 +147,7 @@ class Transfers:
         self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
     ) -> None:
         self._scopes[plan.seq] = anyio.CancelScope()
-        if self._group is None or self._stop.is_set():
+        if self._group is None or self._is_stopped:
             # Nobody will run it; what never began touches nothing.
             self._over(plan.seq)
         else:
@@ -229,7 +222,7 @@ class Transfers:
     def _offer(self, plan: OfferOffload) -> None:
         """Agree to an offload as soon as the store may be tried."""
         delay_s = self._health.offload_delay_s(plan.attempts)
-        if self._stop.is_set():
+        if self._is_stopped:
             self._votes.sink(plan.seq, 0)
         elif not delay_s:
             self._votes.quiet(plan.seq)
@@ -241,3 +234,23 @@ class Transfers:
         del self._timers[plan.seq]
         # The failures are waited out; what is left is a store that is still down.
         self._offer(OfferOffload(plan.seq, plan.num_pages, attempts=0))
+
+
+async def live(
+    linker: Linker, transfers: Transfers, opened: Callable[[], None]
+) -> None:
+    """Open a linker, run transfers until they are stopped, and close it again.
+
+    Args:
+        linker: What the transfers move pages with.
+        transfers: Stopped by :meth:`Transfers.stop_all`.
+        opened: Called once transfers may begin, or will not.
+    """
+    try:
+        try:
+            await linker.open()
+            await transfers.run(opened)
+        finally:
+            await linker.aclose()
+    finally:
+        opened()

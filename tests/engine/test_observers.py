@@ -126,4 +126,4 @@ async def test_two_caches_in_a_process_share_nothing():
         assert two.cache.match_nowait(TOKENS) == 0
         await two.serve(TOKENS)
         assert one.cache.statistics().counters.restores == 1
-        one.cache._runtime._loop.set_exception_handler(None)
+        one.cache._runtime.queues._loop.set_exception_handler(None)

@@ -1,0 +1,358 @@
+"""What a request is to whoever serves it, whether it awaits or blocks.
+
+Leaving the scope is synchronous and never fails: it is a vote, and with one rank it is
+applied at once. A normal end closes the request; an exception, a cancellation of either
+kind, or a generator that is closed aborts it. In every case its pages, its pins and its
+part in transfers go back, and what something still writes waits in quarantine.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+from asyncache.core import (
+    AbortedError,
+    AsyncacheError,
+    ClosedError,
+    Namespace,
+    OrderError,
+    RequestState as State,
+)
+from asyncache.engine._gates import Gates, Progress
+from asyncache.engine._tokens import TokenSource, check_count, pack
+
+if TYPE_CHECKING:
+    from asyncache.engine._runtime import Runtime
+
+
+class Signal(Protocol):
+    """Something that happens once: an event of the face's own kind."""
+
+    def set(self) -> object:
+        """Say that it has happened."""
+
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+
+
+S = TypeVar("S", bound=Signal)
+
+
+class Landing(Generic[S]):
+    """How far a restore has come: written by its request, read through its hit."""
+
+    __slots__ = ("agreed", "loads", "num_device_tokens", "settled")
+
+    def __init__(self, signal: Callable[[], S]) -> None:
+        self.agreed = signal()
+        self.settled = signal()
+        self.loads: list[Progress] = []
+        self.num_device_tokens = 0
+
+    def settle(self) -> None:
+        """Take note that nothing of it will change any more."""
+        self.agreed.set()
+        self.settled.set()
+
+
+class BaseHit(ABC, Generic[S]):
+    """The leading tokens of a prompt that need no computing."""
+
+    def __init__(
+        self,
+        landing: Landing[S],
+        *,
+        num_tokens: Callable[[Landing[S]], int],
+        gates: Callable[[list[Progress]], Gates],
+        check_open: Callable[[], object],
+    ) -> None:
+        self._landing = landing
+        self._num_tokens = num_tokens
+        self._gates = gates
+        self._check_open = check_open
+
+    def __repr__(self) -> str:
+        """Show how long the hit is and whether it is final."""
+        state = "settled" if self.settled else "provisional"
+        return f"<Hit {self.num_tokens} tokens, {state}>"
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the hit, a multiple of ``page_tokens`` below the prompt's length.
+
+        It may sink until the hit is settled, never afterwards; but a hit that was given
+        back, by :meth:`BaseRequest.suspend` or for another restore, is 0.
+        """
+        return self._num_tokens(self._landing)
+
+    @property
+    def device_tokens(self) -> int:
+        """Tokens of it that were resident when the restore was agreed."""
+        return min(self._landing.num_device_tokens, self.num_tokens)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all of it has landed, or its end has come."""
+        return self._landing.settled.is_set()
+
+    @property
+    def gates(self) -> Gates:
+        """The gates of its layers, for a forward that starts before it is settled."""
+        return self._gates(self._landing.loads)
+
+    @abstractmethod
+    def wait(self) -> object:
+        """Wait until the hit is settled, at most until the restore's deadline.
+
+        Raises:
+            ClosedError: If the request ended meanwhile.
+        """
+
+
+class BaseRequest(ABC, Generic[S]):
+    """One prompt and its pages, for as long as the scope lasts.
+
+    Made by its cache and used in a ``with`` block, once. All calls come from the loop
+    or the thread of the cache. A call after the end raises ClosedError, or AbortedError
+    if it was aborted.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime[Self],
+        tokens: bytes,
+        *,
+        namespace: Namespace,
+        num_reserve_tokens: int,
+    ) -> None:
+        self._runtime = runtime
+        self._tokens = tokens
+        self._namespace = namespace
+        self._num_reserve_tokens = num_reserve_tokens
+        self._state: State | None = None
+        self._end: AsyncacheError | None = None
+        self._landing: Landing[S] | None = None
+
+    def __repr__(self) -> str:
+        """Show what the request holds."""
+        if self._state is None:
+            return "<Request, not entered>"
+        if self._end is not None:
+            return f"<Request {self._state.seq}, {type(self._end).__name__}>"
+        return (
+            f"<Request {self._state.seq}: {self.num_tokens} tokens,"
+            f" {self._hit_tokens(self._landing)} hit, {self._state.extent} with pages>"
+        )
+
+    def __enter__(self) -> Self:
+        """Open the request; it holds nothing yet.
+
+        Raises:
+            OrderError: If the scope was entered before.
+            TooManyRequestsError: If ``Limits.requests`` are open.
+            OutOfPagesError: If the prompt can never fit the pool.
+        """
+        if self._state is not None:
+            raise OrderError("a request's scope is entered once")
+        self._state = self._runtime.open(
+            self, self._tokens, self._namespace, self._num_reserve_tokens
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._finish(aborted=kind is not None)
+
+    def __del__(self) -> None:
+        if self._state is not None and self._end is None:
+            # First, for a warning may be an error.
+            self._runtime.abandon(self._state)
+            warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
+
+    # What it is now.
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and what was appended."""
+        return self._open_state().num_tokens
+
+    @property
+    def page_table(self) -> Mapping[str, array[int]]:
+        """Page ids by pool: position -> page, int32, shape [num_pages_so_far].
+
+        Owned by the cache and grown in place by :meth:`extend`. An id never changes
+        while the request is open; a hit that is cut, :meth:`truncate` and
+        :meth:`suspend` make the table shorter. -1 where a window needs no page. Do not
+        hold a buffer of it across calls: it could not grow.
+        """
+        names = self._runtime.pool_names
+        return MappingProxyType(
+            dict(zip(names, self._open_state().tables, strict=True))
+        )
+
+    @property
+    def reserved(self) -> bool:
+        """Whether the pages of the whole prompt are promised: extend cannot fail."""
+        return bool(self._open_state().promise)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that its computing stands on has landed: its tokens are true."""
+        return not self._open_state().needs
+
+    # What it may do.
+
+    @abstractmethod
+    def restore(self, *, deadline_s: float | None = None) -> object:
+        """Find the longest prefix that is resident or stored, and begin to load it.
+
+        Waits for a reservation of the whole prompt, then for the store's answer. The
+        hit that it returns may still be on its way: wait for it, or for its gates
+        layer by layer. Past the deadline it is what has landed by then; without a
+        reservation that is nothing, and :attr:`reserved` is False.
+
+        Args:
+            deadline_s: Seconds from now until the hit settles whatever happens; 0 for
+                what is resident now. ``Limits.restore_s`` if None.
+
+        Raises:
+            OrderError: If the request has computed already, or restores at this moment.
+            OutOfPagesError: If the tokens appended by now can never fit the pool.
+            ClosedError: If the request ended meanwhile.
+        """
+
+    def extend(self, num_tokens: int) -> int:
+        """Give the first ``num_tokens`` tokens pages; return how many were added.
+
+        Never fails within the reservation.
+
+        Raises:
+            OutOfPagesError: If there is no room now; nothing was changed.
+            OrderError: If a restore is open.
+            ValueError: If it falls, or exceeds the known tokens.
+        """
+        state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
+        return self._runtime.call(self._runtime.replica.calls.extend, state, num_tokens)
+
+    def append(self, tokens: TokenSource) -> None:
+        """Add known tokens, such as the one just sampled.
+
+        Raises:
+            TypeError, ValueError: As for the ``request`` of the cache.
+        """
+        state = self._open_state()
+        self._runtime.call(self._runtime.replica.calls.append, state, pack(tokens))
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget the tokens past ``num_tokens`` and give back the pages they had.
+
+        Raises:
+            OrderError: If a restore is open.
+            ValueError: If it is below what is shared, or above what is known.
+        """
+        state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
+        self._runtime.call(self._runtime.replica.calls.truncate, state, num_tokens)
+
+    def commit(self, num_tokens: int) -> int:
+        """Share the whole pages of the first ``num_tokens``, which were computed.
+
+        Over a hit that is not settled this is only recorded: it happens when the hit
+        has landed, and not at all if it is cut.
+
+        Returns:
+            Tokens that are shared by now.
+
+        Raises:
+            ValueError: If it falls, or exceeds the tokens that have pages.
+        """
+        state = self._open_state()
+        num_tokens = check_count("num_tokens", num_tokens)
+        return self._runtime.call(self._runtime.replica.calls.commit, state, num_tokens)
+
+    def suspend(self) -> None:
+        """Give back pages, pins and reservation; keep the scope and the tokens.
+
+        What was committed stays resident while there is room. :meth:`restore` may be
+        called again.
+        """
+        self._runtime.suspend(self._open_state())
+        self._settle_hit()
+        self._landing = None
+
+    # What the two faces of restore() are made of.
+
+    @abstractmethod
+    def _signal(self) -> S:
+        """Return a signal of this face's kind."""
+
+    def _begin_restore(self, deadline_s: float | None) -> Landing[S]:
+        state = self._open_state()
+        previous, landing = self._landing, Landing(self._signal)
+        self._landing = landing
+        try:
+            self._runtime.restore(state, deadline_s)
+        except BaseException:
+            self._landing = previous
+            raise
+        return landing
+
+    def _give_up(self, landing: Landing[S]) -> None:
+        """Settle a restore whose wait was cut short: the scope may go on."""
+        if self._landing is landing and self._state is not None:
+            self._runtime.give_up(self._state)
+
+    # Called by the cache and its runtime.
+
+    def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
+        landing = self._landing
+        assert landing is not None
+        landing.num_device_tokens = num_device_tokens
+        landing.loads = loads
+        landing.agreed.set()
+
+    def _settle_hit(self) -> None:
+        if self._landing is not None:
+            self._landing.settle()
+
+    def _told_ended(self, error: AsyncacheError) -> None:
+        if self._end is None:
+            self._end = error
+        self._settle_hit()
+
+    def _loads(self) -> list[Progress]:
+        return [] if self._landing is None else self._landing.loads
+
+    def _finish(self, *, aborted: bool) -> None:
+        if self._state is not None and self._end is None:
+            self._end = ended(aborted=aborted)
+            self._runtime.finish(self._state, aborted=aborted)
+
+    def _hit_tokens(self, landing: Landing[S] | None) -> int:
+        if self._state is None or landing is not self._landing:
+            return 0
+        return self._state.hit * self._runtime.page_tokens
+
+    def _open_state(self) -> State:
+        if self._end is not None:
+            raise type(self._end)(str(self._end))
+        if self._state is None:
+            raise OrderError("use the request in a with block")
+        return self._state
+
+
+def ended(*, aborted: bool) -> ClosedError:
+    """Return what a call on a request raises after its end."""
+    if aborted:
+        return AbortedError("the request was aborted")
+    return ClosedError("the request has ended")
