@@ -12,7 +12,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo test check lint coverage props bench bench-peers fix clean
+.PHONY: help setup demo storm test check lint coverage props bench bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ setup: $(VENV)/.test $(VENV)/.check $(VENV)/.demo $(VENV)/.bench ## Install ever
 
 demo: $(VENV)/.demo ## Run the demo: a small model that serves from the cache
 	$(BIN)/python -m examples.llm.demo $(ARGS)
+
+storm: $(VENV)/.cli $(VENV)/.plot ## Run the abort storm; ARGS go to it, such as --plot storm.png
+	$(BIN)/python -m examples.storm $(ARGS)
 
 test: $(VENV)/.test ## Run the tests; ARGS go to pytest
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(COV) $(ARGS)
