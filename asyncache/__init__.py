@@ -28,6 +28,9 @@ _ROOM_OF = {
     "AbortedError": "core",
     "AsyncacheError": "core",
     "AttentionPool": "core",
+    "BlockingCache": "engine",
+    "BlockingHit": "engine",
+    "BlockingRequest": "engine",
     "ClosedError": "core",
     "Counters": "engine",
     "CpuDevice": "devices",
@@ -103,6 +106,9 @@ if TYPE_CHECKING:
         PageOrder as PageOrder,
     )
     from asyncache.engine import (
+        BlockingCache as BlockingCache,
+        BlockingHit as BlockingHit,
+        BlockingRequest as BlockingRequest,
         Counters as Counters,
         Event as Event,
         Gates as Gates,

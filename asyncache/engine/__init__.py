@@ -1,6 +1,8 @@
 """Drives the core and awaits the rest: the only room that awaits across rooms."""
 
 from asyncache.engine._base_cache import WriteThrough
+from asyncache.engine._blocking import BlockingCache
+from asyncache.engine._blocking_request import BlockingHit, BlockingRequest
 from asyncache.engine._cache import KVCache
 from asyncache.engine._gates import Gates
 from asyncache.engine._limits import Limits
@@ -18,6 +20,9 @@ from asyncache.engine._reports import StepReport
 from asyncache.engine._request import Hit, Request
 
 __all__ = [
+    "BlockingCache",
+    "BlockingHit",
+    "BlockingRequest",
     "Counters",
     "Event",
     "Gates",

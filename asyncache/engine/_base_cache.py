@@ -91,7 +91,7 @@ class BaseCache(ABC, Generic[R]):
             return f"<{name}, {'closed' if self._is_closed else 'not open'}>"
         return f"<{name} {dict(self._runtime.replica.look.statistics().pools)}>"
 
-    # Opening.
+    # Opening and closing.
 
     def _begin_open(self) -> None:
         """Take note that the cache is being opened, once."""
@@ -109,6 +109,13 @@ class BaseCache(ABC, Generic[R]):
             observer=self._observer,
             queues=queues,
         )
+
+    def _not_gone(self) -> OrderError:
+        """Return what closing raises when its time is up."""
+        transfers = None if self._runtime is None else self._runtime.transfers
+        num = 0 if transfers is None else transfers.num_running
+        what = f"{num} transfers did not stop" if num else "the store did not close"
+        return OrderError(f"{what} within {self._limits.close_s} s")
 
     @abstractmethod
     def _new_request(

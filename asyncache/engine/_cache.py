@@ -8,7 +8,7 @@ from typing import Self
 
 import anyio
 
-from asyncache.core import ClosedError, Namespace, OrderError
+from asyncache.core import ClosedError, Namespace
 from asyncache.engine._base_cache import BaseCache
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._queues import OneLoop
@@ -139,10 +139,7 @@ class KVCache(BaseCache[Request]):
             if error is not None:
                 raise error
             return
-        transfers = None if self._runtime is None else self._runtime.transfers
-        num = 0 if transfers is None else transfers.num_running
-        what = f"{num} transfers did not stop" if num else "the store did not close"
-        raise OrderError(f"{what} within {self._limits.close_s} s")
+        raise self._not_gone()
 
     async def __aenter__(self) -> Self:
         await self.open()

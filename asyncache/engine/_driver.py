@@ -89,6 +89,11 @@ class Driver:
         self.failure: InvariantError | None = None
         self.num_late = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change or its effects are under way: votes have to wait."""
+        return self.is_in_core or self._is_settling
+
     def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Make a call on the replica, and carry out what follows.
 

@@ -86,6 +86,11 @@ class Transfers:
         """Transfers that have begun and not ended."""
         return len(self._scopes)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether transfers may begin."""
+        return self._group is not None
+
     # The group's own task.
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -146,11 +151,12 @@ class Transfers:
     def _own(
         self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
     ) -> None:
-        self._scopes[plan.seq] = anyio.CancelScope()
         if self._group is None or self._is_stopped:
-            # Nobody will run it; what never began touches nothing.
+            # Nobody will run it, and there may be no loop any more; what never began
+            # touches nothing.
             self._over(plan.seq)
         else:
+            self._scopes[plan.seq] = anyio.CancelScope()
             self._group.start_soon(self._run, kind, work, plan)
 
     async def _run(
@@ -173,7 +179,7 @@ class Transfers:
 
     def _over(self, seq: int) -> None:
         """Vote: it touches nothing any more, and vouches for what it said at most."""
-        del self._scopes[seq]
+        self._scopes.pop(seq, None)
         self._board.end(seq)
         if seq not in self._vouched:
             self._votes.sink(seq, 0)

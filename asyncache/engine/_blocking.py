@@ -1,0 +1,228 @@
+"""BlockingCache: the object that a step loop without an event loop holds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+import warnings
+from types import TracebackType
+from typing import Self
+
+from asyncache.core import ClosedError, Namespace
+from asyncache.engine._base_cache import BaseCache
+from asyncache.engine._blocking_request import BlockingRequest
+from asyncache.engine._limits import check_deadline
+from asyncache.engine._loop_thread import LoopThread
+from asyncache.engine._reports import StepReport
+from asyncache.engine._runtime import Runtime
+from asyncache.engine._transfers import Transfers, live
+from asyncache.engine._two_threads import TwoThreads
+from asyncache.linkers import Linker
+
+
+class BlockingCache(BaseCache[BlockingRequest]):
+    """A :class:`KVCache` for step loops that live in a thread and never await.
+
+    The same calls; those that are awaited there block here. All come from the thread
+    that opened the cache. Transfers run on an event loop in another thread, which lives
+    from :meth:`open` to :meth:`close` if there is a store.
+
+    What transfers bring about is applied in the calls that wait (``restore``, ``wait``,
+    ``wait_blocking``, :meth:`drain`) and in :meth:`step`, and nowhere else: between
+    those nothing changes under the loop. So a loop that does not wait has to step.
+
+    Args:
+        layout: The pools of the model.
+        device: Where their pages are; stays the caller's and outlives the cache.
+        store: Where pages go and come from; opened and closed by the cache. None: only
+            what is resident is reused.
+        linker: In place of a store, something that moves pages in its own way.
+        group: The ranks of the model. This release runs one.
+        limits: Every bound.
+        policy: Which unused prefix is evicted first, a sort key over tree leaves.
+        writes: When pages are offloaded.
+        observer: Gets every event, in the thread of the loop. It may call the cache,
+            but nothing that waits.
+
+    Raises:
+        ValueError: If the device was made for another layout, both a store and a
+            linker are given, or the group has more ranks than one.
+    """
+
+    _queues: TwoThreads | None = None
+    _thread: LoopThread | None = None
+
+    # Opening and closing.
+
+    def open(self) -> None:
+        """Open the cache, and its store; this thread is its owner from now on.
+
+        Raises:
+            OrderError: If it was opened before: make another one.
+            StoreError: If the store cannot be used at all.
+        """
+        self._begin_open()
+        queues = TwoThreads()
+        runtime = self._new_runtime(queues)
+        queues.serve(runtime.driver)
+        if self._linker is not None and runtime.transfers is not None:
+            self._move_in(queues, self._linker, runtime.transfers)
+            runtime.call(runtime.replica.calls.attach)
+        self._queues, self._runtime = queues, runtime
+
+    def _move_in(
+        self, queues: TwoThreads, linker: Linker, transfers: Transfers
+    ) -> None:
+        """Start the thread in which the linker and all transfers live."""
+        self._thread = thread = queues.start(
+            lambda: live(linker, transfers, queues.notify), transfers.stop_all
+        )
+        try:
+            queues.wait(lambda: transfers.is_running or thread.is_over, math.inf)
+        except BaseException:
+            self._is_closed = True
+            thread.cancel()
+            self._outlast(queues, thread)
+            raise
+        if not transfers.is_running:
+            self._is_closed = True
+            self._check_gone(thread)
+            raise ClosedError("the cache was closed while it was opened")
+
+    def close(self) -> None:
+        """End all requests, stop all transfers, close the store, join the thread.
+
+        Takes at most ``Limits.close_s``. What was not offloaded by then is not:
+        :meth:`drain` first. Closing twice is harmless, and waits as the first time.
+
+        Raises:
+            OrderError: If a transfer did not stop in time: something may still touch
+                pages of the device, whose memory must be kept; close again to wait on.
+                Or if the store was not closed in time. Or if called elsewhere.
+        """
+        queues, runtime, thread = self._queues, self._runtime, self._thread
+        if queues is not None:
+            queues.check_may_wait()
+        if not self._is_closed:
+            self._is_closed = True
+            if runtime is not None:
+                runtime.close()
+        if queues is not None and thread is not None:
+            interrupted = self._outlast(queues, thread)
+            queues.turn()
+            if interrupted is not None:
+                raise interrupted
+            self._check_gone(thread)
+
+    def _outlast(
+        self, queues: TwoThreads, thread: LoopThread
+    ) -> KeyboardInterrupt | SystemExit | None:
+        """Wait for the thread, at most ``Limits.close_s``; return an interruption.
+
+        Not to be cut short by a signal: the device's memory is the caller's when this
+        returns.
+        """
+        until, interrupted = time.monotonic() + self._limits.close_s, None
+        while not thread.is_over and time.monotonic() < until:
+            try:
+                queues.wait(lambda: thread.is_over, until)
+            except (KeyboardInterrupt, SystemExit) as error:
+                interrupted = error
+        return interrupted
+
+    def _check_gone(self, thread: LoopThread) -> None:
+        if not thread.is_over:
+            raise self._not_gone()
+        thread.join()
+        self._thread = None
+        if thread.error is not None and not isinstance(
+            thread.error, asyncio.CancelledError
+        ):
+            raise thread.error
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._thread is not None and not self._is_closed:
+            # First, for a warning may be an error.
+            self._thread.stop()
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2)
+
+    # Waiting.
+
+    def step(self, *, timeout_s: float = 0.0) -> StepReport[BlockingRequest]:
+        """Apply what has come in, and return what happened since the last step.
+
+        Args:
+            timeout_s: Seconds to wait at most where nothing has come in; it returns as
+                soon as something does.
+
+        Raises:
+            ClosedError: If the cache is closed.
+        """
+        runtime, queues = self._usable()
+        until = time.monotonic() + check_deadline("timeout_s", timeout_s, 0.0)
+        num_in = queues.num_in
+        queues.wait(
+            lambda: queues.num_in > num_in or not runtime.reports.is_empty, until
+        )
+        runtime.check_usable()
+        return runtime.reports.take()
+
+    def drain(self, *, deadline_s: float | None = None) -> int:
+        """Wait until, for a moment, no load and no offload is open or due.
+
+        Args:
+            deadline_s: Seconds to wait at most; ``Limits.drain_s`` if None.
+
+        Returns:
+            Loads and offloads that are still open or due; 0 unless the deadline came.
+
+        Raises:
+            ClosedError: If the cache is closed.
+        """
+        runtime, queues = self._usable()
+        after_s = check_deadline("deadline_s", deadline_s, self._limits.drain_s)
+        queues.check_may_wait()
+        queues.turn()
+        if not runtime.num_moving:
+            return 0
+        resting = threading.Event()
+        with runtime.resting(resting):
+            queues.wait(resting.is_set, time.monotonic() + after_s)
+        return 0 if resting.is_set() else runtime.num_moving
+
+    def _usable(self) -> tuple[Runtime[BlockingRequest], TwoThreads]:
+        runtime = self._open_runtime()
+        runtime.check_usable()
+        assert self._queues is not None
+        return runtime, self._queues
+
+    def _new_request(
+        self,
+        runtime: Runtime[BlockingRequest],
+        tokens: bytes,
+        *,
+        namespace: Namespace,
+        num_reserve_tokens: int,
+    ) -> BlockingRequest:
+        assert self._queues is not None
+        return BlockingRequest(
+            runtime,
+            tokens,
+            namespace=namespace,
+            num_reserve_tokens=num_reserve_tokens,
+            queues=self._queues,
+        )
