@@ -11,7 +11,8 @@ from rich.table import Table
 
 from asyncache import Statistics
 from asyncache.core import PoolStatistics
-from examples.storm.lag import Lag, Owner, quantile
+from examples.storm.inside import Owner
+from examples.storm.lag import Lag, quantile
 from examples.storm.storm import State, Tally
 
 # From the ground up: what is cached, what is used, what is free.
@@ -93,11 +94,13 @@ def lag_table(lag: Lag) -> Table:
     table.add_column("", no_wrap=True)
     for header in ("p50", "p99", "max", "sum"):
         table.add_column(header, justify="right")
-    lates = [late for _, late in lag.late_s]
-    table.add_row(f"lag of {len(lates):,} ticks", *_spread(lates), "")
+    _, lates, inside, worked = zip(*lag.ticks, strict=True)
+    table.add_row(f"lag of {len(lag.ticks):,} ticks", *_spread(lates), "")
+    table.add_row("  of it inside the cache", *_spread(inside), "")
+    table.add_row("  of that, not kept from working", *_spread(worked), "")
     table.add_section()
     for owner in Owner:
-        runs = lag.runs_s[owner]
+        runs = lag.inside.runs_s[owner]
         table.add_row(f"callback: {owner.value}", *_spread(runs), _ms(sum(runs)))
     stops = lag.collections_s
     table.add_row("garbage collection", *_spread(stops), _ms(sum(stops)))
@@ -150,11 +153,13 @@ def plot(path: Path, outcome: Outcome) -> None:
     requests.set_ylabel("requests")
     requests.set_ylim(bottom=0)
     requests.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ticks = outcome.lag.late_s
-    lag.plot([at for at, _ in ticks], [1e3 * late for _, late in ticks], ".", ms=2)
-    p99_ms = outcome.lag.late_ms(0.99)
-    lag.axhline(p99_ms, color="#d1495b", linewidth=1, label=f"p99: {p99_ms:.1f} ms")
-    lag.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    ticks = outcome.lag.ticks
+    for name, of, color in (("lag", 1, "#adb5bd"), ("inside the cache", 2, "#d1495b")):
+        values_ms = [1e3 * tick[of] for tick in ticks]
+        label = f"{name}\np99: {quantile(values_ms, 0.99):.1f} ms"
+        times = [tick.at_s for tick in ticks]
+        lag.plot(times, values_ms, ".", ms=2, color=color, label=label)
+    lag.legend(loc="upper left", bbox_to_anchor=(1, 1), markerscale=4)
     lag.set_yscale("log")
     lag.set_ylim(bottom=0.03)
     lag.set_ylabel("loop lag, ms")

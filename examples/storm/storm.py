@@ -168,6 +168,7 @@ class Storm:
                 await self._serve(client)
         finally:
             self._in_flight.pop(client, None)
+            client.task = None  # else each would hold the other until collected
             self._on_end()
 
     async def _serve(self, client: Client) -> None:
