@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import bookkeeping, files, hashing, stall, tree
+from tests.bench import bookkeeping, decode, files, hashing, stall, storm, tree
 from tests.bench.measure import NUM_QUICK_ROUNDS, NUM_ROUNDS, Row
 
 BENCHMARKS = {
@@ -21,6 +21,8 @@ BENCHMARKS = {
     "bookkeeping": bookkeeping.run,
     "files": files.run,
     "stall": stall.run,
+    "storm": storm.run,
+    "decode": decode.run,
 }
 
 
