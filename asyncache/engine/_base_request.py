@@ -201,8 +201,13 @@ class BaseRequest(ABC, Generic[S]):
 
     @property
     def reserved(self) -> bool:
-        """Whether the pages of the whole prompt are promised: extend cannot fail."""
-        return bool(self._open_state().promise)
+        """Whether the pages of the whole prompt are promised: extend cannot fail.
+
+        A promise may be taken back when a hit falls while something still writes its
+        pages: then :meth:`suspend` and restore again, or extend while there is room.
+        """
+        state = self._open_state()
+        return state.promise >= state.num_reserve
 
     @property
     def settled(self) -> bool:

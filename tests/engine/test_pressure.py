@@ -10,6 +10,7 @@ from asyncache.engine import Limits
 from asyncache.stores import MemoryStore
 from tests.engine.scene import (
     PAGE,
+    StubbornStore,
     check_pages,
     compute,
     gate_store,
@@ -76,6 +77,27 @@ async def test_a_restore_without_room_waits_and_past_its_deadline_is_a_miss():
                 with pytest.raises(OutOfPagesError, match="need 4 pages"):
                     request.extend(len(tokens))
         assert await view.serve(tokens) == 3 * PAGE
+
+
+async def test_a_promise_that_cannot_be_kept_any_more_is_not_shown():
+    tokens = prompt(3)
+    store = StubbornStore(await memory_store(tokens), is_open=True)
+    store.get_gate.close()
+    async with scene(store, num_pages=7) as view:
+        with view.cache.request(tokens) as one, view.cache.request(tokens) as two:
+            hits = [await request.restore() for request in (one, two)]
+            await store.get_gate.wait_arrived()
+            assert one.reserved
+            assert two.reserved
+            for request, hit in zip((one, two), hits, strict=True):
+                view.expire(request._state)
+                assert (await hit.wait()).num_tokens == 0
+            # The store still writes three pages; the hit that fell first made room.
+            assert (one.reserved, two.reserved) == (False, True)
+            with pytest.raises(OutOfPagesError):
+                one.extend(len(tokens))
+            two.extend(len(tokens))
+            store.get_gate.open()
 
 
 @pytest.mark.parametrize("deadline_s", [0, 0.01])
