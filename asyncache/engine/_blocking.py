@@ -76,10 +76,11 @@ class BlockingCache(BaseCache[BlockingRequest]):
         self, queues: TwoThreads, linker: Linker, transfers: Transfers
     ) -> None:
         """Start the thread in which the linker and all transfers live."""
-        self._thread = thread = queues.start(
+        self._thread = thread = queues.new_thread(
             lambda: live(linker, transfers, queues.notify), transfers.stop_all
         )
         try:
+            thread.start()
             queues.wait(lambda: transfers.is_running or thread.is_over, math.inf)
         except BaseException:
             self._is_closed = True
@@ -105,10 +106,10 @@ class BlockingCache(BaseCache[BlockingRequest]):
         queues, runtime, thread = self._queues, self._runtime, self._thread
         if queues is not None:
             queues.check_may_wait()
-        if not self._is_closed:
-            self._is_closed = True
-            if runtime is not None:
-                runtime.close()
+        if runtime is not None and (thread is not None or not self._is_closed):
+            # Once more if it was interrupted the first time: it may not have been told.
+            runtime.close()
+        self._is_closed = True
         if queues is not None and thread is not None:
             interrupted = self._outlast(queues, thread)
             queues.turn()
@@ -125,12 +126,14 @@ class BlockingCache(BaseCache[BlockingRequest]):
         returns.
         """
         until, interrupted = time.monotonic() + self._limits.close_s, None
-        while not thread.is_over and time.monotonic() < until:
+        while True:
             try:
-                queues.wait(lambda: thread.is_over, until)
+                if not thread.is_over:
+                    queues.wait(lambda: thread.is_over, until)
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupted = error
-        return interrupted
+            else:
+                return interrupted
 
     def _check_gone(self, thread: LoopThread) -> None:
         if not thread.is_over:
@@ -155,10 +158,14 @@ class BlockingCache(BaseCache[BlockingRequest]):
         self.close()
 
     def __del__(self) -> None:
-        if self._thread is not None and not self._is_closed:
+        if self._thread is not None and not self._thread.is_over:
             # First, for a warning may be an error.
             self._thread.stop()
-            warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"{self!r} still has its thread: close it",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     # Waiting.
 

@@ -47,14 +47,13 @@ class TwoThreads(Queues):
         """Apply the votes of this driver in each turn."""
         self._driver = driver
 
-    def start(
+    def new_thread(
         self,
         work: Callable[[], Coroutine[object, object, None]],
         stop: Callable[[], None],
     ) -> LoopThread:
-        """Start the thread in which transfers live; what goes out goes there."""
+        """Return the thread in which transfers live; what goes out goes there."""
         self._thread = LoopThread(work, stop=stop, changed=self.changed)
-        self._thread.start()
         return self._thread
 
     def check_home(self) -> None:

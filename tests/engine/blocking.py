@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +15,7 @@ from asyncache.engine import BlockingCache, BlockingRequest, Limits
 from asyncache.linkers import Linker
 from asyncache.stores import Store
 from asyncache.testing import Gate
-from tests.engine.scene import LAYOUT, LIMITS, POISON, Log, Scene
+from tests.engine.scene import LAYOUT, LIMITS, POISON, Log, Scene, turns
 
 PATIENCE_S = 20.0
 
@@ -96,6 +98,16 @@ def blocking_scene(
     assert cache._thread is None
     view.cache.check_invariants()
     assert view.cache.statistics().transfers == 0
+
+
+async def interrupt(changed: threading.Condition) -> None:
+    """Send the main thread a signal while it waits; return once it has come."""
+    while not changed._waiters:
+        await turns(1)
+    [waiter] = changed._waiters
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    while waiter in changed._waiters:
+        await turns(1)
 
 
 def loading(view: BlockingScene, gate: Gate, request: BlockingRequest):

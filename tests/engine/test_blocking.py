@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import threading
 
 import pytest
@@ -13,7 +12,7 @@ from asyncache.core import AbortedError, OrderError, OutOfPagesError, PageState
 from asyncache.engine import Limits, StoreDown, TransferFailed
 from asyncache.stores import FileStore, MemoryStore
 from asyncache.testing import Fault, FaultyStore, GateStore
-from tests.engine.blocking import blocking_scene, left_by, loading
+from tests.engine.blocking import blocking_scene, interrupt, left_by, loading
 from tests.engine.scene import (
     PAGE,
     StubbornStore,
@@ -313,32 +312,28 @@ def test_a_scope_that_ends_in_another_thread_ends_in_the_next_step():
 
 
 class Interrupting(GateStore):
-    """Sends the main thread a signal from the thread of the transfers."""
+    """Sends the main thread a signal, once, from within a call."""
 
     def __init__(self, inner, call):
         super().__init__(inner, is_open=True)
-        self.call = call
-
-    async def open(self):
-        await super().open()
-        self._interrupt("open")
+        self.call, self.changed = call, None
 
     async def contains(self, keys):
-        self._interrupt("contains")
+        await self._interrupt("contains")
         return await super().contains(keys)
 
     async def get_into(self, keys, targets, layers=None):
-        self._interrupt("get_into")
+        await self._interrupt("get_into")
         return await super().get_into(keys, targets, layers)
 
     async def put(self, keys, sources):
-        self._interrupt("put")
+        await self._interrupt("put")
         return await super().put(keys, sources)
 
-    def _interrupt(self, call):
+    async def _interrupt(self, call):
         if call == self.call:
             self.call = None
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await interrupt(self.changed)
 
 
 @pytest.mark.parametrize("call", ["contains", "get_into"])
@@ -347,6 +342,7 @@ def test_a_scope_whose_wait_is_interrupted_goes_on(call):
     store.contains_gate.close()
     store.get_gate.close()
     with blocking_scene(store) as view, view.cache.request(TOKENS) as request:
+        store.changed = view.cache._queues.changed
         if call == "get_into":
             store.contains_gate.open()
         with pytest.raises(KeyboardInterrupt):
@@ -364,7 +360,9 @@ def test_a_drain_that_is_interrupted_leaves_the_offload_alone():
     store = Interrupting(memory_store(), "put")
     store.put_gate.close()
     with blocking_scene(store) as view:
-        view.serve(TOKENS)
+        store.changed = view.cache._queues.changed
+        with view.cache.request(TOKENS) as request:
+            view.finish(request, TOKENS, 0)
         with pytest.raises(KeyboardInterrupt):
             view.cache.drain()
         assert not view.cache._runtime._resting
