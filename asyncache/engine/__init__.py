@@ -1,10 +1,9 @@
 """Drives the core and awaits the rest: the only room that awaits across rooms."""
 
-from asyncache.engine._base_cache import WriteThrough
 from asyncache.engine._blocking import BlockingCache
 from asyncache.engine._blocking_request import BlockingHit, BlockingRequest
 from asyncache.engine._cache import KVCache
-from asyncache.engine._gates import Gates
+from asyncache.engine._gates import Gates, LoadBatch
 from asyncache.engine._limits import Limits
 from asyncache.engine._observe import (
     Counters,
@@ -18,6 +17,7 @@ from asyncache.engine._observe import (
 )
 from asyncache.engine._reports import StepReport
 from asyncache.engine._request import Hit, Request
+from asyncache.engine._writes import ReadOnly, WriteBack, WriteThrough
 
 __all__ = [
     "BlockingCache",
@@ -29,7 +29,9 @@ __all__ = [
     "Hit",
     "KVCache",
     "Limits",
+    "LoadBatch",
     "Observer",
+    "ReadOnly",
     "Request",
     "Statistics",
     "StepReport",
@@ -37,5 +39,6 @@ __all__ = [
     "StoreFull",
     "TransferFailed",
     "TransferKind",
+    "WriteBack",
     "WriteThrough",
 ]

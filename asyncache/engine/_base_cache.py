@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar, assert_never
 
 from asyncache.core import (
+    MAX_TOKEN,
+    Bounds,
     ClosedError,
     KVLayout,
     Namespace,
@@ -18,32 +19,19 @@ from asyncache.core import (
     lru,
 )
 from asyncache.devices import Device
-from asyncache.engine._base_request import BaseRequest
-from asyncache.engine._gates import Gates
+from asyncache.engine._base_request import BaseRequest, Prompt
+from asyncache.engine._gates import Gates, LoadBatch
 from asyncache.engine._limits import Limits
 from asyncache.engine._observe import Observer, Statistics, snapshot
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
 from asyncache.engine._tokens import TokenSource, check_count, pack
+from asyncache.engine._writes import ReadOnly, WriteBack, Writes, WriteThrough
 from asyncache.linkers import Linker, StoreLinker
 from asyncache.ranks import Group, SoloGroup
 from asyncache.stores import Store
 
 R = TypeVar("R", bound=BaseRequest[Any])
-
-
-@dataclass(frozen=True, slots=True)
-class WriteThrough:
-    """Offload pages as soon as they are shared.
-
-    Args:
-        threshold: Requests that must have used a page before it is offloaded.
-    """
-
-    threshold: int = 1
-
-    def __post_init__(self) -> None:
-        check_count("threshold", self.threshold, least=1)
 
 
 class BaseCache(ABC, Generic[R]):
@@ -63,22 +51,24 @@ class BaseCache(ABC, Generic[R]):
         group: Group | None = None,
         limits: Limits | None = None,
         policy: Policy = lru,
-        writes: WriteThrough | None = None,
+        writes: Writes | None = None,
+        launch: Literal["eager", "batch"] = "eager",
         observer: Observer | None = None,
     ) -> None:
         if device.layout != layout:
             raise ValueError(f"the device was made for {device.layout}, not {layout}")
-        if store is not None and linker is not None:
-            raise ValueError("give a store or a linker, not both")
+        if launch not in {"eager", "batch"}:
+            raise ValueError(f'launch must be "eager" or "batch", not {launch!r}')
         self._group = group or SoloGroup()
         if self._group.num_ranks != 1:
             raise ValueError(f"this release runs 1 rank, not {self._group.num_ranks}")
         self._layout = layout
         self._device = device
-        self._linker = StoreLinker(store, device) if store is not None else linker
+        self._linker = self._link(store, linker)
         self._limits = limits or Limits()
         self._policy = policy
         self._writes = writes or WriteThrough()
+        self._launch = launch
         self._observer = observer
         self._runtime: Runtime[R] | None = None
         self._is_opened = False
@@ -100,15 +90,46 @@ class BaseCache(ABC, Generic[R]):
         self._is_opened = True
 
     def _new_runtime(self, queues: Queues) -> Runtime[R]:
-        bounds = self._limits.bounds(write_threshold=self._writes.threshold)
         return Runtime(
             self._layout,
-            Replica(self._layout, self._device.num_pages, bounds, self._policy),
+            Replica(self._layout, self._device.num_pages, self._bounds(), self._policy),
             self._linker,
             limits=self._limits,
             observer=self._observer,
             queues=queues,
         )
+
+    def _bounds(self) -> Bounds:
+        threshold, low_water = 0, 0
+        match self._writes:
+            case WriteThrough(threshold):
+                pass
+            case WriteBack(low_water):
+                threshold = 1
+            case ReadOnly():
+                pass
+            case _:
+                assert_never(self._writes)
+        return self._limits.bounds(
+            write_threshold=threshold,
+            low_water=low_water,
+            launches=self._launch == "batch",
+        )
+
+    def _link(self, store: Store | None, linker: Linker | None) -> Linker | None:
+        if store is not None and linker is not None:
+            raise ValueError("give a store or a linker, not both")
+        return StoreLinker(store, self._device) if store is not None else linker
+
+    def _link_late(self, store: Store | None, linker: Linker | None) -> Linker:
+        """Return what is to be attached to an open cache that has no store."""
+        self._open_runtime().check_usable()
+        if self._linker is not None:
+            raise OrderError("a store is attached: detach() it first")
+        late = self._link(store, linker)
+        if late is None:
+            raise ValueError("give a store or a linker")
+        return late
 
     def _not_gone(self) -> OrderError:
         """Return what closing raises when its time is up."""
@@ -121,10 +142,7 @@ class BaseCache(ABC, Generic[R]):
     def _new_request(
         self,
         runtime: Runtime[R],
-        tokens: bytes,
-        *,
-        namespace: Namespace,
-        num_reserve_tokens: int,
+        prompt: Prompt,
     ) -> R:
         """Return a request of this face's kind."""
 
@@ -136,6 +154,7 @@ class BaseCache(ABC, Generic[R]):
         *,
         namespace: Namespace = None,
         reserve_tokens: int = 0,
+        priority: int = 0,
     ) -> R:
         """Return the scope of a new request, to be used in a ``with`` block.
 
@@ -145,6 +164,7 @@ class BaseCache(ABC, Generic[R]):
             namespace: What must not share pages with others, such as a tenant or an
                 adapter. None, "" and b"" are three namespaces.
             reserve_tokens: Tokens beyond the prompt whose pages are reserved with it.
+            priority: What the ``priority`` policy keeps its pages by.
 
         Raises:
             TypeError: If the tokens or the namespace are of another kind.
@@ -156,9 +176,9 @@ class BaseCache(ABC, Generic[R]):
         num_reserve_tokens = check_count("reserve_tokens", reserve_tokens)
         packed = pack(tokens)
         runtime.check_namespace(namespace)
-        return self._new_request(
-            runtime, packed, namespace=namespace, num_reserve_tokens=num_reserve_tokens
-        )
+        level = check_count("priority", priority, least=-MAX_TOKEN)
+        prompt = Prompt(packed, namespace, num_reserve_tokens, level)
+        return self._new_request(runtime, prompt)
 
     @contextmanager
     def forward(self, requests: Sequence[R]) -> Iterator[None]:
@@ -204,6 +224,41 @@ class BaseCache(ABC, Generic[R]):
         runtime = self._open_runtime()
         runtime.check_usable()
         return runtime.replica.look.match(pack(tokens), namespace=namespace)
+
+    # What the loop tells it.
+
+    def launch(self) -> LoadBatch:
+        """Start the loads that wait for it, with ``launch="batch"``: all in one batch.
+
+        A loop calls this when it closes its batch, and waits for the gates in the
+        forward.
+
+        Raises:
+            OrderError: If loads start by themselves.
+        """
+        runtime = self._open_runtime()
+        if self._launch != "batch":
+            raise OrderError('loads start by themselves: make the cache launch="batch"')
+        loads = runtime.call(runtime.replica.calls.launch)
+        progress = [runtime.board.progress(load.seq) for load in loads]
+        return LoadBatch(len(loads), runtime.gates(progress))
+
+    def reset(self, *, revision: str | None = None) -> None:
+        """Forget every prefix, as when the weights have changed.
+
+        Pages that nothing pins are free at once, the others when their last pin goes.
+        Loads are dropped. Open requests go on with what they have, and share nothing
+        until they start over.
+
+        Args:
+            revision: Of the new weights: pages that were stored before are not found
+                any more. If None, what is stored stays good.
+
+        Raises:
+            TypeError, ValueError: If the revision is no text.
+        """
+        runtime = self._open_runtime()
+        runtime.call(runtime.replica.calls.reset, revision)
 
     # Looking.
 

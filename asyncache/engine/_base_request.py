@@ -12,6 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
@@ -38,6 +39,16 @@ class Signal(Protocol):
 
     def is_set(self) -> bool:
         """Whether it has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a request is opened with, all of it checked."""
+
+    tokens: bytes
+    namespace: Namespace = None
+    num_reserve_tokens: int = 0
+    priority: int = 0
 
 
 S = TypeVar("S", bound=Signal)
@@ -125,15 +136,10 @@ class BaseRequest(ABC, Generic[S]):
     def __init__(
         self,
         runtime: Runtime[Self],
-        tokens: bytes,
-        *,
-        namespace: Namespace,
-        num_reserve_tokens: int,
+        prompt: Prompt,
     ) -> None:
         self._runtime = runtime
-        self._tokens = tokens
-        self._namespace = namespace
-        self._num_reserve_tokens = num_reserve_tokens
+        self._prompt = prompt
         self._state: State | None = None
         self._end: AsyncacheError | None = None
         self._landing: Landing[S] | None = None
@@ -159,9 +165,7 @@ class BaseRequest(ABC, Generic[S]):
         """
         if self._state is not None:
             raise OrderError("a request's scope is entered once")
-        self._state = self._runtime.open(
-            self, self._tokens, self._namespace, self._num_reserve_tokens
-        )
+        self._state = self._runtime.open(self, self._prompt)
         return self
 
     def __exit__(

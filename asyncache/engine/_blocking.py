@@ -12,14 +12,17 @@ from typing import Self
 
 from asyncache.core import ClosedError, Namespace
 from asyncache.engine._base_cache import BaseCache
+from asyncache.engine._base_request import Prompt
 from asyncache.engine._blocking_request import BlockingRequest
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._loop_thread import LoopThread
 from asyncache.engine._reports import StepReport
 from asyncache.engine._runtime import Runtime
+from asyncache.engine._tokens import TokenSource
 from asyncache.engine._transfers import Transfers, live
 from asyncache.engine._two_threads import TwoThreads
 from asyncache.linkers import Linker
+from asyncache.stores import Store
 
 
 class BlockingCache(BaseCache[BlockingRequest]):
@@ -43,6 +46,7 @@ class BlockingCache(BaseCache[BlockingRequest]):
         limits: Every bound.
         policy: Which unused prefix is evicted first, a sort key over tree leaves.
         writes: When pages are offloaded.
+        launch: "eager" or "batch", as for :class:`KVCache`.
         observer: Gets every event, in the thread of the loop. It may call the cache,
             but nothing that waits.
 
@@ -68,7 +72,11 @@ class BlockingCache(BaseCache[BlockingRequest]):
         runtime = self._new_runtime(queues)
         queues.serve(runtime.driver)
         if self._linker is not None and runtime.transfers is not None:
-            self._move_in(queues, self._linker, runtime.transfers)
+            try:
+                self._move_in(queues, self._linker, runtime.transfers)
+            except BaseException:
+                self._is_closed = True
+                raise
             runtime.call(runtime.replica.calls.attach)
         self._queues, self._runtime = queues, runtime
 
@@ -83,12 +91,10 @@ class BlockingCache(BaseCache[BlockingRequest]):
             thread.start()
             queues.wait(lambda: transfers.is_running or thread.is_over, math.inf)
         except BaseException:
-            self._is_closed = True
             thread.cancel()
             self._outlast(queues, thread)
             raise
         if not transfers.is_running:
-            self._is_closed = True
             self._check_gone(thread)
             raise ClosedError("the cache was closed while it was opened")
 
@@ -144,6 +150,42 @@ class BlockingCache(BaseCache[BlockingRequest]):
             thread.error, asyncio.CancelledError
         ):
             raise thread.error
+
+    # A store that comes and goes.
+
+    def attach(
+        self, store: Store | None = None, *, linker: Linker | None = None
+    ) -> None:
+        """Do as :meth:`KVCache.attach`; blocks until the store is open."""
+        late = self._link_late(store, linker)
+        runtime, queues = self._usable()
+        queues.check_may_wait()
+        self._linker, runtime.transfers = late, runtime.new_transfers(late)
+        try:
+            self._move_in(queues, late, runtime.transfers)
+            runtime.call(runtime.replica.calls.attach)
+        except BaseException:
+            self._linker = runtime.transfers = None
+            raise
+
+    def detach(self) -> None:
+        """Do as :meth:`KVCache.detach`; blocks until the store is closed."""
+        runtime, queues = self._usable()
+        queues.check_may_wait()
+        thread, transfers = self._thread, runtime.transfers
+        if thread is None or transfers is None:
+            return
+        runtime.call(runtime.replica.calls.detach)
+        queues.out(transfers.stop_all)
+        interrupted = self._outlast(queues, thread)
+        queues.turn()
+        if interrupted is not None:
+            raise interrupted
+        try:
+            self._check_gone(thread)
+        finally:
+            if thread.is_over:
+                self._linker = runtime.transfers = None
 
     def __enter__(self) -> Self:
         self.open()
@@ -211,6 +253,17 @@ class BlockingCache(BaseCache[BlockingRequest]):
             queues.wait(resting.is_set, time.monotonic() + after_s)
         return 0 if resting.is_set() else runtime.num_moving
 
+    def prefetch(
+        self,
+        tokens: TokenSource,
+        *,
+        namespace: Namespace = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Do as :meth:`KVCache.prefetch`; blocks until it is done."""
+        with self.request(tokens, namespace=namespace) as request:
+            return request.restore(deadline_s=deadline_s).wait().num_tokens
+
     def _usable(self) -> tuple[Runtime[BlockingRequest], TwoThreads]:
         runtime = self._open_runtime()
         runtime.check_usable()
@@ -220,16 +273,7 @@ class BlockingCache(BaseCache[BlockingRequest]):
     def _new_request(
         self,
         runtime: Runtime[BlockingRequest],
-        tokens: bytes,
-        *,
-        namespace: Namespace,
-        num_reserve_tokens: int,
+        prompt: Prompt,
     ) -> BlockingRequest:
         assert self._queues is not None
-        return BlockingRequest(
-            runtime,
-            tokens,
-            namespace=namespace,
-            num_reserve_tokens=num_reserve_tokens,
-            queues=self._queues,
-        )
+        return BlockingRequest(runtime, prompt, queues=self._queues)

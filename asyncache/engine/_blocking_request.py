@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from asyncache.core import Namespace
-from asyncache.engine._base_request import BaseHit, BaseRequest, Landing
+from asyncache.engine._base_request import BaseHit, BaseRequest, Landing, Prompt
 from asyncache.engine._gates import Gates, Progress
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._runtime import Runtime
@@ -64,15 +63,11 @@ class BlockingRequest(BaseRequest[threading.Event]):
     def __init__(
         self,
         runtime: Runtime[BlockingRequest],
-        tokens: bytes,
+        prompt: Prompt,
         *,
-        namespace: Namespace,
-        num_reserve_tokens: int,
         queues: TwoThreads,
     ) -> None:
-        super().__init__(
-            runtime, tokens, namespace=namespace, num_reserve_tokens=num_reserve_tokens
-        )
+        super().__init__(runtime, prompt)
         self._queues = queues
 
     def restore(self, *, deadline_s: float | None = None) -> BlockingHit:

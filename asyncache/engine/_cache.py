@@ -10,13 +10,16 @@ import anyio
 
 from asyncache.core import ClosedError, Namespace
 from asyncache.engine._base_cache import BaseCache
+from asyncache.engine._base_request import Prompt
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._queues import OneLoop
 from asyncache.engine._reports import StepReport
 from asyncache.engine._request import Request
 from asyncache.engine._runtime import Runtime
+from asyncache.engine._tokens import TokenSource
 from asyncache.engine._transfers import Transfers, live
 from asyncache.linkers import Linker
+from asyncache.stores import Store
 
 
 class KVCache(BaseCache[Request]):
@@ -35,7 +38,10 @@ class KVCache(BaseCache[Request]):
         group: The ranks of the model. This release runs one.
         limits: Every bound.
         policy: Which unused prefix is evicted first, a sort key over tree leaves.
-        writes: When pages are offloaded.
+        writes: When pages are offloaded: :class:`WriteThrough` as they are shared,
+            :class:`WriteBack` before eviction takes them, :class:`ReadOnly` never.
+        launch: "eager" to start a load as soon as its restore is agreed, "batch" to
+            start all that wait with :meth:`launch`.
         observer: Gets every event.
 
     Raises:
@@ -58,7 +64,11 @@ class KVCache(BaseCache[Request]):
         self._begin_open()
         runtime = self._new_runtime(OneLoop())
         if self._linker is not None and runtime.transfers is not None:
-            await self._move_in(self._linker, runtime.transfers)
+            try:
+                await self._move_in(self._linker, runtime.transfers)
+            except BaseException:
+                self._is_closed = True
+                raise
             runtime.call(runtime.replica.calls.attach)
         self._runtime = runtime
 
@@ -74,15 +84,13 @@ class KVCache(BaseCache[Request]):
         try:
             await opened.wait()
         except BaseException:
-            self._is_closed = True
             home.cancel()
             await self._outlast(home)
             raise
         if self._is_closed or home.cancelled():
-            self._is_closed = True
             raise ClosedError("the cache was closed while it was opened")
         if home.done():
-            self._is_closed, self._home = True, None
+            self._home = None
             home.result()
 
     async def aclose(self) -> None:
@@ -141,6 +149,52 @@ class KVCache(BaseCache[Request]):
             return
         raise self._not_gone()
 
+    # A store that comes and goes.
+
+    async def attach(
+        self, store: Store | None = None, *, linker: Linker | None = None
+    ) -> None:
+        """Link a store to a cache that has none: resident prefixes go there too.
+
+        Cancelled, or if the store cannot be opened, nothing is attached.
+
+        Raises:
+            OrderError: If one is attached already.
+            StoreError: If the store cannot be used at all.
+        """
+        late, runtime = self._link_late(store, linker), self._open_runtime()
+        # So that nobody else attaches, and a close in the meantime finds what to stop.
+        self._linker, runtime.transfers = late, runtime.new_transfers(late)
+        try:
+            await self._move_in(late, runtime.transfers)
+            runtime.call(runtime.replica.calls.attach)
+        except BaseException:
+            self._linker = runtime.transfers = None
+            if self._home is not None and self._home.done():
+                self._home = None
+            raise
+
+    async def detach(self) -> None:
+        """Take the store away, close it, and keep no trace of it; go on without.
+
+        Loads are cut, and lookups end as misses, for their requests to compute. Takes
+        at most ``Limits.close_s``, whatever else is cancelled.
+
+        Raises:
+            OrderError: As for :meth:`aclose`; call it again to wait on.
+        """
+        runtime, home = self._open_runtime(), self._home
+        runtime.check_usable()
+        if home is None or runtime.transfers is None:
+            return
+        runtime.call(runtime.replica.calls.detach)
+        runtime.transfers.stop_all()
+        try:
+            await self._move_out(home)
+        finally:
+            if home.done():
+                self._home = self._linker = runtime.transfers = None
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -193,17 +247,37 @@ class KVCache(BaseCache[Request]):
             await resting.wait()
         return runtime.num_moving if scope.cancelled_caught else 0
 
+    async def prefetch(
+        self,
+        tokens: TokenSource,
+        *,
+        namespace: Namespace = None,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Bring what is stored of a prompt to the device, for whoever asks next.
+
+        Needs room for the whole prompt while it runs, and holds nothing afterwards.
+        Cancel it, and it stops like any request.
+
+        Args:
+            tokens: The prompt, as for :meth:`request`.
+            namespace: As for :meth:`request`.
+            deadline_s: As for :meth:`Request.restore`.
+
+        Returns:
+            Leading tokens that are resident now.
+        """
+        with self.request(tokens, namespace=namespace) as request:
+            hit = await request.restore(deadline_s=deadline_s)
+            await hit.wait()
+            return hit.num_tokens
+
     def _new_request(
         self,
         runtime: Runtime[Request],
-        tokens: bytes,
-        *,
-        namespace: Namespace,
-        num_reserve_tokens: int,
+        prompt: Prompt,
     ) -> Request:
-        return Request(
-            runtime, tokens, namespace=namespace, num_reserve_tokens=num_reserve_tokens
-        )
+        return Request(runtime, prompt)
 
 
 async def _wait(

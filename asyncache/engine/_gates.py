@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import anyio
 
@@ -84,6 +85,19 @@ class Board:
         waiters, self._waiters = self._waiters, set()
         for event in waiters:
             event.set()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBatch:
+    """Loads that were launched together.
+
+    Args:
+        num_loads: How many they are; 0 if none waited.
+        gates: The gates of their layers, as one.
+    """
+
+    num_loads: int
+    gates: Gates
 
 
 class Gates:

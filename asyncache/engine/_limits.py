@@ -57,8 +57,10 @@ class Limits:
                 f" {self.offloads} and {self.slots}"
             )
 
-    def bounds(self, *, write_threshold: int) -> Bounds:
-        """Return the part that the core keeps."""
+    def bounds(
+        self, *, write_threshold: int, low_water: int = 0, launches: bool = False
+    ) -> Bounds:
+        """Return the part that the core keeps, with what else it has to know."""
         return Bounds(
             requests=self.requests,
             slots=self.slots,
@@ -66,6 +68,8 @@ class Limits:
             offload_attempts=self.offload_attempts,
             mask_ints=self.mask_ints,
             write_threshold=write_threshold,
+            low_water=low_water,
+            launches=launches,
         )
 
 

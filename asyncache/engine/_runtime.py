@@ -26,9 +26,10 @@ from asyncache.core import (
     Settled,
     Shortened,
     StartLoad,
+    Stop,
     root_hash,
 )
-from asyncache.engine._base_request import BaseRequest, Signal, ended
+from asyncache.engine._base_request import BaseRequest, Prompt, Signal, ended
 from asyncache.engine._driver import Driver, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
@@ -91,15 +92,17 @@ class Runtime(Generic[Q]):
             on_failed=self._failed,
             wake=self._wake,
         )
-        self.transfers: Transfers | None = None
-        if linker is not None:
-            self.transfers = Transfers(
-                linker,
-                votes=PostedVotes(queues, self.driver),
-                board=self.board,
-                health=self.health,
-                tell=self._pass_on,
-            )
+        self.transfers = None if linker is None else self.new_transfers(linker)
+
+    def new_transfers(self, linker: Linker) -> Transfers:
+        """Return what will move pages with a linker."""
+        return Transfers(
+            linker,
+            votes=PostedVotes(self.queues, self.driver),
+            board=self.board,
+            health=self.health,
+            tell=self._pass_on,
+        )
 
     # Calls.
 
@@ -127,8 +130,10 @@ class Runtime(Generic[Q]):
         root_hash(self._layout, namespace)
 
     def start(self, plan: Started) -> None:
-        """Hand a plan to the transfers; without a store there is none."""
-        assert self.transfers is not None
+        """Hand a plan to the transfers; without a store, only a stop can be late."""
+        if self.transfers is None:
+            assert isinstance(plan, Stop)
+            return
         if isinstance(plan, StartLoad):
             self.board.progress(plan.plan.seq)
         self.queues.out(self.transfers.start, plan)
@@ -138,16 +143,15 @@ class Runtime(Generic[Q]):
     def open(
         self,
         request: Q,
-        tokens: bytes,
-        namespace: Namespace,
-        num_reserve_tokens: int,
+        prompt: Prompt,
     ) -> State:
         """Open a request in the core."""
         state = self.call(
             self.replica.calls.open,
-            tokens,
-            namespace=namespace,
-            num_reserve_tokens=num_reserve_tokens,
+            prompt.tokens,
+            namespace=prompt.namespace,
+            num_reserve_tokens=prompt.num_reserve_tokens,
+            priority=prompt.priority,
         )
         self._requests[state.seq] = request
         return state

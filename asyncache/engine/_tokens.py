@@ -6,7 +6,7 @@ from operator import index
 
 import torch
 
-from asyncache.core import Tokens, pack_tokens
+from asyncache.core import MAX_TOKEN, Tokens, pack_tokens
 
 TokenSource = Tokens | torch.Tensor
 _INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
@@ -31,12 +31,12 @@ def pack(tokens: TokenSource) -> bytes:
     return pack_tokens(tokens.tolist())
 
 
-def check_count(name: str, value: int, *, least: int = 0) -> int:
-    """Return a number of tokens, given as an int or as what numpy has for one.
+def check_count(name: str, value: int, *, least: int = 0, most: int = MAX_TOKEN) -> int:
+    """Return a number, given as an int or as what numpy has for one.
 
     Raises:
         TypeError: If it is not an integer.
-        ValueError: If it is below ``least``.
+        ValueError: If it is below ``least`` or above ``most``.
     """
     try:
         count = index(value)
@@ -46,4 +46,6 @@ def check_count(name: str, value: int, *, least: int = 0) -> int:
         raise TypeError(f"{name} must be an int, not {value!r}")
     if count < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
+    if count > most:
+        raise ValueError(f"{name} must be at most {most}, not {value}")
     return count

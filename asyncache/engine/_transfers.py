@@ -144,9 +144,12 @@ class Transfers:
         """Let a transfer end early; it votes once nothing of it moves any more."""
         # Who waits at its gates need not wait any longer: it will not land.
         self._board.end(seq)
-        scope = self._scopes.get(seq)
+        scope, timer = self._scopes.get(seq), self._timers.pop(seq, None)
         if scope is not None:
             scope.cancel()
+        if timer is not None:
+            timer.cancel()
+            self._votes.sink(seq, 0)
 
     def _own(
         self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
