@@ -88,6 +88,7 @@ class Counters:
     forgotten_pages: int = 0
     evicted_pages: int = 0
     evicted_unsaved_pages: int = 0
+    resets: int = 0
     shortened: int = 0
     aborted: int = 0
     aborted_waiting: int = 0
@@ -108,6 +109,9 @@ class Counters:
         """Add a fact of the core."""
         if fact.kind is FactKind.OFFLOAD_FAILED:
             self.offloads_failed += 1
+            return
+        if fact.kind is FactKind.RESET:
+            self.resets += 1
             return
         name = _COUNTER[fact.kind]
         setattr(self, name, getattr(self, name) + fact.num_pages)
