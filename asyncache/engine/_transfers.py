@@ -89,7 +89,7 @@ class Transfers:
     @property
     def is_running(self) -> bool:
         """Whether transfers may begin."""
-        return self._group is not None
+        return self._group is not None and not self._is_stopped
 
     # The group's own task.
 

@@ -130,8 +130,7 @@ class TwoThreads(Queues):
                 if now >= until:
                     return False
                 left = min(until, self._alarms.due) - now
-                if left > 0:
-                    self.changed.wait(min(left, threading.TIMEOUT_MAX))
+                self.changed.wait(max(0.0, min(left, threading.TIMEOUT_MAX)))
 
     def turn(self) -> None:
         """Take note of all that has come in, and apply it."""
@@ -143,14 +142,14 @@ class TwoThreads(Queues):
                 self.num_in += 1
             if self._thread is not None and self._thread.is_over:
                 self._thread.flush()
-            if self._driver is not None:
-                self._driver.settle()
+            assert self._driver is not None
+            self._driver.settle()
         finally:
             self._is_turning = False
 
     def _is_busy(self) -> bool:
-        driver = self._driver
-        return self._is_turning or (driver is not None and driver.is_busy)
+        assert self._driver is not None
+        return self._is_turning or self._driver.is_busy
 
 
 def _here() -> tuple[int, int]:

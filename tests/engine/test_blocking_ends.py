@@ -22,6 +22,7 @@ from asyncache.core import (
 )
 from asyncache.devices import CpuDevice
 from asyncache.engine import BlockingCache, Limits
+from asyncache.engine._alarms import Alarms
 from asyncache.stores import MemoryStore
 from asyncache.testing import Fault, FaultyStore, Gate, GateStore
 from tests.engine.blocking import PATIENCE_S, blocking_scene, interrupt, loading
@@ -110,16 +111,21 @@ def test_closing_ends_requests_and_transfers_wherever_they_are(where):
 
 
 def test_closing_waits_for_a_copy_that_has_begun():
-    store, device = memory_store(TOKENS), gate_device()
+    store, device, tasks = memory_store(TOKENS), gate_device(), []
     with blocking_scene(device=device, linker=staged(store), check=False) as view:
         with view.cache.request(TOKENS) as request:
             loading(view, device.write_gate, request)
-            thread = view.cache._thread
-            # Let on only when the owner waits in close(), and sees the copy run.
-            timer = threading.Timer(0.05, on_loop, (thread, device.write_gate.open))
-            timer.start()
-            view.cache.close()
-            timer.join()
+            cache, thread = view.cache, view.cache._thread
+
+            async def let_on():
+                while not (cache._is_closed and thread._changed._waiters):
+                    await turns(1)
+                assert view.pool.quarantine == 3
+                device.write_gate.open()
+
+            on_loop(thread, lambda: tasks.append(asyncio.ensure_future(let_on())))
+            cache.close()
+        assert tasks[0].exception() is None
         assert thread.is_over
         view.check_clean()
 
@@ -139,6 +145,7 @@ def test_a_store_that_never_stops_is_told_within_close_s():
             request.extend(1)
         assert cache.statistics().replica.pools["kv"].quarantine == 3
     on_loop(thread, store.get_gate.open)
+    wait_until(lambda: thread.is_over)
     cache.close()
     assert cache.statistics().leaked_pages == 0
     assert thread.is_over
@@ -170,6 +177,7 @@ def test_a_store_that_does_not_close_is_told_within_close_s():
     with pytest.raises(OrderError, match="the store did not close"):
         cache.close()
     on_loop(thread, store.close_gate.open)
+    wait_until(lambda: thread.is_over)
     cache.close()
     assert store.num_closed == 1
 
@@ -293,6 +301,26 @@ def test_interrupted_while_it_opens_its_store_is_closed_again():
         cache.open()
     assert store.num_closed == 1
     cache.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_thread_that_is_killed_while_it_opens_leaves_nothing(is_stopped):
+    class Killing(SlowStore):
+        async def open(self):
+            if is_stopped:
+                while cache._thread is None:
+                    await turns(1)
+                cache._thread.stop()  # as when its owner has ended
+            else:
+                asyncio.current_task().cancel()
+            await turns(2)
+
+    store = Killing()
+    cache = new_cache(store)
+    with pytest.raises(ClosedError, match="while it was opened"):
+        cache.open()
+    cache.close()
+    assert store.num_closed == 1
 
 
 def test_a_cache_is_opened_once():
@@ -525,6 +553,23 @@ def test_a_drain_and_a_restore_end_when_the_cache_fails():
         with pytest.raises(InvariantError):
             view.cache.drain()
         view.cache.check_invariants = lambda: None
+
+
+# Clocks.
+
+
+def test_an_alarm_that_another_one_cancels_does_not_ring():
+    alarms, rung = Alarms(), []
+    alarms.set(0, lambda: (rung.append(1), second.cancel()))
+    second = alarms.set(0, lambda: rung.append(2))
+    alarms.set(1e300, lambda: rung.append(3))
+    third = alarms.set(0, lambda: rung.append(4))
+    third.cancel()
+    while time.monotonic() < alarms.due:
+        pass
+    assert alarms.ring() == 1
+    assert rung == [1]
+    assert alarms.ring() == 0
 
 
 # Many at once.
