@@ -68,7 +68,8 @@ class BlockingCache(BaseCache[BlockingRequest]):
             StoreError: If the store cannot be used at all.
         """
         self._begin_open()
-        queues = TwoThreads()
+        # From here on close() can wait for what open() did not.
+        self._queues = queues = TwoThreads()
         runtime = self._new_runtime(queues)
         queues.serve(runtime.driver)
         if self._linker is not None and runtime.transfers is not None:
@@ -78,7 +79,7 @@ class BlockingCache(BaseCache[BlockingRequest]):
                 self._is_closed = True
                 raise
             runtime.call(runtime.replica.calls.attach)
-        self._queues, self._runtime = queues, runtime
+        self._runtime = runtime
 
     def _move_in(
         self, queues: TwoThreads, linker: Linker, transfers: Transfers

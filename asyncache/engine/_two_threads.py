@@ -64,10 +64,8 @@ class TwoThreads(Queues):
         return self._home == _here()
 
     def out(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        if self._thread is None:
-            call(*args)
-        else:
-            self._thread.call(functools.partial(call, *args))
+        assert self._thread is not None
+        self._thread.call(functools.partial(call, *args))
 
     def into(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
         if self.is_home():

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 
+import anyio
 import pytest
 
 from asyncache.core import (
@@ -25,6 +26,7 @@ from asyncache.engine import BlockingCache, Limits
 from asyncache.engine._alarms import Alarms
 from asyncache.stores import MemoryStore
 from asyncache.testing import Fault, FaultyStore, Gate, GateStore
+from asyncache.threads import outlast
 from tests.engine.blocking import PATIENCE_S, blocking_scene, interrupt, loading
 from tests.engine.scene import (
     LAYOUT,
@@ -245,6 +247,8 @@ def test_a_cache_that_is_lost_ends_its_thread_and_says_so():
     cache = new_cache(memory_store())
     cache.open()
     thread = cache._thread
+    on_loop(thread, thread._look)  # its owner lives: it goes on
+    assert not thread.is_over
     with pytest.warns(ResourceWarning, match="close it"):
         del cache
     wait_until(lambda: thread.is_over)
@@ -321,6 +325,28 @@ def test_a_thread_that_is_killed_while_it_opens_leaves_nothing(is_stopped):
         cache.open()
     cache.close()
     assert store.num_closed == 1
+
+
+def test_what_did_not_stop_opening_in_time_is_waited_for_by_close():
+    class Stubborn(SlowStore):
+        async def open(self):
+            while cache._thread is None:
+                await turns(1)
+            await interrupt(cache._thread._changed)
+            await outlast(opened)
+
+    store, opened = Stubborn(), anyio.Event()
+    cache = new_cache(store, limits=SHORT)
+    with pytest.raises(KeyboardInterrupt):
+        cache.open()
+    thread = cache._thread
+    with pytest.raises(OrderError, match="did not close within"):
+        cache.close()
+    on_loop(thread, opened.set)
+    wait_until(lambda: thread.is_over)
+    cache.close()
+    assert store.num_closed == 1
+    assert cache._thread is None
 
 
 def test_a_cache_is_opened_once():
