@@ -210,12 +210,10 @@ class Ready(Transaction):
     is None once they were all evicted.
     """
 
-    __slots__ = ("anchor", "is_void", "start")
+    __slots__ = ("anchor", "start")
 
     def __init__(self, node: Node) -> None:
         super().__init__(claim=1)
-        self.is_void = False
-        """Whether a reset or a detach came first: it ends without a trace."""
         self.anchor: Node | None = node
         self.start = node.start
 
@@ -227,9 +225,10 @@ class Offload(Transaction):
 
     def __init__(self, node: Node, start: int) -> None:
         super().__init__(claim=1)
-        self.is_void = False
         self.anchor = node
         self.start = start
+        self.is_void = False
+        """Whether a reset or a detach came since: it ends without a trace."""
 
 
 @dataclass(slots=True)

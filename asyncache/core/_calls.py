@@ -33,7 +33,9 @@ class Calls:
         """Open a request for packed tokens; it holds nothing yet.
 
         Raises:
-            ValueError: If ``num_reserve_tokens`` is negative.
+            TypeError: If ``priority`` is no int.
+            ValueError: If ``num_reserve_tokens`` is negative, or ``priority`` does not
+                fit 32 bits.
             OutOfPagesError: If the prompt and its reserve can never fit a pool.
             TooManyRequestsError: If ``bounds.requests`` are open.
         """
@@ -145,9 +147,11 @@ class Calls:
 
         Raises:
             TypeError: If the revision is no str.
+            ValueError: If it cannot be encoded as UTF-8.
         """
         _resets.reset(self._state, revision)
-        self._called(b"reset", None, zlib.crc32((revision or "").encode()))
+        text = (revision or "").encode()
+        self._called(b"reset", None, revision is not None, zlib.crc32(text))
 
     def _check_open(self, request: Request) -> None:
         if not self._state.agenda.is_open(request):

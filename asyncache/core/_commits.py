@@ -33,8 +33,7 @@ def publish(state: State, request: Request) -> None:
 
 def offer_hit(state: State, request: Request) -> None:
     """Offer the nodes that a request stands on to the store, unless they are there."""
-    is_old = request.generation != state.generation
-    if request.anchor is not None and not request.needs and not is_old:
+    if request.anchor is not None and not request.needs:
         for above in reversed(list(state.tree.above(request.anchor))):
             offer_again(state, above)
 
@@ -125,9 +124,6 @@ def _give(state: State, request: Request, node: Node, pool: int) -> None:
     state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
     request.own[pool][place] = bytes(len(pages))
     node.pages[pool] = pages
-    if pool == state.tree.backbone:
-        # Nothing has locked it yet, and nothing has stored it.
-        state.tree.idle_unsaved += len(pages)
 
 
 def _bracket(state: State, request: Request, given: list[Node]) -> None:

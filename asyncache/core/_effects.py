@@ -113,7 +113,12 @@ class OfferOffload:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nobody waits for a transaction any more: stop early, be quiet when still."""
+    """Nobody waits for a transaction any more.
+
+    A load or an offload stops early, and is quiet when it is still. A lookup or a
+    ready has ended already: whoever works on it, or a timer of it, may go, and what it
+    votes counts no more.
+    """
 
     seq: int
 

@@ -26,7 +26,7 @@ def is_evictable(node: Node) -> bool:
     )
 
 
-def is_unsaved(node: Node) -> bool:
+def _is_unsaved(node: Node) -> bool:
     """Whether a leaf is evictable, and would be lost."""
     return not node.stored and is_evictable(node)
 
@@ -52,6 +52,10 @@ class Leaves:
             if len(self._heap) > 64 + 4 * self._tree.num_nodes:
                 self._rebuild()
 
+    def clear(self) -> None:
+        """Forget all leaves: none is left in the tree."""
+        self._heap.clear()
+
     def pop(self) -> Node | None:
         """Take out the first leaf and return it; None if there is none."""
         while self._heap:
@@ -64,6 +68,10 @@ class Leaves:
             heapq.heappush(self._heap, (now, serial, node))
         return None
 
+    def known(self) -> set[Node]:
+        """Return every node that it would look at."""
+        return {node for _, _, node in self._heap}
+
     def _rebuild(self) -> None:
         self._heap = [
             (self._policy(node), node.serial, node)
@@ -71,3 +79,54 @@ class Leaves:
             if self._accepts(node)
         ]
         heapq.heapify(self._heap)
+
+
+class Unsaved:
+    """Leaves that eviction would lose, coldest first.
+
+    One that cannot be saved for now is set aside behind the node that must be saved
+    before it, and costs nothing until that one has changed or it is used again.
+    """
+
+    def __init__(self, tree: Tree, policy: Policy) -> None:
+        self._leaves = Leaves(tree, policy, _is_unsaved)
+        self.aside: dict[Node, dict[Node, None]] = {}
+        """Leaves that wait, by the node that they wait for."""
+
+    def offer(self, node: Node) -> None:
+        """Note that a node may have become an unsaved leaf, or its key changed."""
+        self.forget(node)
+        self._leaves.offer(node)
+
+    def pop(self) -> Node | None:
+        """Take out the coldest leaf and return it; None if none can be saved."""
+        return self._leaves.pop()
+
+    def set_aside(self, leaf: Node, behind: Node) -> None:
+        """Look at a leaf no more until another node is recalled."""
+        self.forget(leaf)
+        leaf.behind = behind
+        self.aside.setdefault(behind, {})[leaf] = None
+
+    def recall(self, behind: Node) -> None:
+        """Offer what was set aside behind a node again."""
+        for leaf in list(self.aside.get(behind, ())):
+            self.offer(leaf)
+
+    def known(self) -> set[Node]:
+        """Return every node that it would look at, or has set aside."""
+        return self._leaves.known().union(*self.aside.values())
+
+    def forget(self, leaf: Node) -> None:
+        """Take a leaf from where it was set aside, if it was."""
+        if leaf.behind is not None:
+            leaves = self.aside[leaf.behind]
+            del leaves[leaf]
+            if not leaves:
+                del self.aside[leaf.behind]
+            leaf.behind = None
+
+    def clear(self) -> None:
+        """Forget all leaves: none is left in the tree."""
+        self._leaves.clear()
+        self.aside.clear()

@@ -20,7 +20,9 @@ from asyncache.core._agenda import (
     Transaction,
 )
 from asyncache.core._errors import require
+from asyncache.core._eviction import is_evictable
 from asyncache.core._ledger import PageState
+from asyncache.core._offloads import is_due
 from asyncache.core._reservations import loads_under
 from asyncache.core._state import State
 from asyncache.core._tree import Node
@@ -32,6 +34,8 @@ def check(state: State) -> None:
     for node in state.tree.nodes():
         _check_node(state, node)
     _check_locks(state)
+    _check_leaves(state)
+    _check_store(state)
     for transaction in state.agenda.open.values():
         if isinstance(transaction, Request):
             _check_request(state, transaction)
@@ -111,6 +115,55 @@ def _check_node(state: State, node: Node) -> None:
         require(node not in state.dirty, "dirty or being offloaded", node)
 
 
+def _check_leaves(state: State) -> None:
+    tree, clean = state.tree, 0
+    for node in reversed(list(tree.nodes())):
+        unclean = sum(not (c.locks or c.clean) for c in node.children.values())
+        require(node.unclean == unclean, "unclean children are counted", node)
+        is_clean = node.stored and not (node.locks or unclean)
+        require(node.clean == is_clean, "clean is what it says", node)
+        clean += (node.end - node.start) * node.clean
+    require(clean == tree.clean_pages, "clean pages", clean, tree.clean_pages)
+    leaves, unsaved = state.leaves.known(), state.unsaved.known()
+    for node in filter(is_evictable, tree.nodes()):
+        require(node in leaves, "no leaf is lost", node)
+        is_known = node.stored or not state.bounds.low_water or node in unsaved
+        require(is_known, "no unsaved leaf is lost", node)
+    for behind, aside in state.unsaved.aside.items():
+        for node in (behind, *aside):
+            require(node.attached, "what is set aside is in the tree", node)
+    for pool in range(tree.num_pools):
+        found = _evictable_pages(state, pool)
+        require(found == state.evictable(pool), "eviction finds pages", pool, found)
+
+
+def _check_store(state: State) -> None:
+    """What is due is queued or, with a low water, can be found from below."""
+    queued = {above for node in state.dirty for above in state.tree.above(node)}
+    for node in state.dirty:
+        require(node.attached, "what is queued is in the tree", node)
+    for node in state.tree.nodes():
+        trace = node.stored and not state.store_attached
+        require(not trace, "without a store nothing is stored", node)
+        is_left = is_due(state, node) and node not in queued
+        if state.bounds.low_water:
+            is_left = is_left and node in state.unsaved.aside
+        # Of more, a use that no commit followed may have made it due, unnoticed.
+        require(not is_left or node.hits > 1, "what is due is not left", node)
+
+
+def _evictable_pages(state: State, pool: int) -> int:
+    """Return how many pages of a pool eviction would find, by a look at each node."""
+    held = state.guarded(pool) if pool not in state.tree.full else None
+    return sum(
+        len(run)
+        for node in state.tree.nodes()
+        if (run := node.pages[pool]) is not None and node.loads[pool] is None
+        if (held is None and not node.locks)
+        or (held is not None and held.isdisjoint(run))
+    )
+
+
 def _check_locks(state: State) -> None:
     locks: dict[Node, int] = {}
     for anchor, count in state.pins.items():
@@ -118,15 +171,12 @@ def _check_locks(state: State) -> None:
         while step is not None:
             locks[step] = locks.get(step, 0) + count
             step = step.parent
-    locked = idle_unsaved = 0
+    locked = 0
     for node in [*state.tree.nodes(), *_orphans(state)]:
         require(node.locks == locks.get(node, 0), "locks are pins", node)
         if node.loads[state.tree.backbone] is None:
             locked += (node.end - node.start) * bool(node.locks)
-            idle_unsaved += (node.end - node.start) * (not (node.locks or node.stored))
     require(locked == state.tree.locked_pages, "locked pages", state.tree.locked_pages)
-    named = state.tree.idle_unsaved
-    require(idle_unsaved == named, "idle unsaved pages", idle_unsaved, named)
     owners: dict[Node, int] = {}
     for node in _pinned(state):
         owners[node] = owners.get(node, 0) + 1
@@ -169,6 +219,8 @@ def _check_request(state: State, request: Request) -> None:
 
 
 def _check_load(state: State, load: Load) -> None:
+    may_start = load.is_launched or not load.started
+    require(may_start, "a load starts once it is launched", load)
     for request in load.interest:
         require(load in request.needs, "interest is mutual", load, request)
     if load.anchor is None:
@@ -230,7 +282,9 @@ def dump(state: State) -> tuple[object, ...]:
     sums = (
         (state.clock, state.promised, state.num_offloading, state.store_attached),
         (state.num_brackets, state.num_finished, state.digest),
-        (tree.num_nodes, tree.locked_pages),
+        (tree.num_nodes, tree.locked_pages, tree.clean_pages),
+        (state.generation, state.layout.revision),
+        [(node.serial, start) for node, start in state.reading.items()],
     )
     ledgers = tuple(ledger.dump() for ledger in state.ledgers)
     return (roots, nodes, agenda, brackets, lists, sums, ledgers)
@@ -249,7 +303,9 @@ def _node(node: Node) -> tuple[object, ...]:
         (node.serial, _serial(node.parent), node.start, node.edge),
         [None if run is None else bytes(run) for run in node.pages],
         [None if load is None else load.seq for load in node.loads],
-        (node.used, node.locks, node.hits, node.written, node.stored, node.attempts),
+        (node.used, node.created, node.hits, node.priority),
+        (node.locks, node.written, node.stored, node.attempts),
+        (node.clean, node.unclean, _serial(node.behind)),
         None if node.offload is None else node.offload.seq,
     )
 
@@ -261,11 +317,14 @@ def _detail(transaction: Transaction) -> object:
         case Load():
             waiters = [request.seq for request in transaction.interest]
             span = (transaction.start, transaction.end, _serial(transaction.anchor))
-            return (waiters, span, list(transaction.pieces), list(transaction.held))
+            held = (list(transaction.pieces), list(transaction.held))
+            return (waiters, span, held, transaction.is_launched)
         case Lookup(start=start, covered=covered, end=end, asked=asked):
             return (transaction.request.seq, start, covered, end, asked)
-        case Ready(start=start, anchor=anchor) | Offload(start=start, anchor=anchor):
+        case Ready(start=start, anchor=anchor):
             return (start, _serial(anchor))
+        case Offload(start=start, anchor=anchor, is_void=is_void):
+            return (start, _serial(anchor), is_void)
         case _:
             return None
 

@@ -12,10 +12,12 @@ RUNNING     quiet, claim 1                    STORED; its children may follow
 RUNNING     quiet, claim 0                    DIRTY again, or forgotten after too many
 RUNNING     quiet, claim -1                   its parent is not in the store after
                                               all: that one goes first
-any         a reset, a detach                 ends without a trace, when quiet
+READY       a reset, a detach                 gone at once
+RUNNING     a reset, a detach                 ends without a trace, when quiet
 ==========  ================================  ========================================
 
-A forgotten node is offered again by the next commit that walks it. A split changes
+With a low water a clean node waits until it is needed: see :func:`save_coldest`. A
+forgotten node is offered again by the next commit that walks it. A split changes
 nothing: readies and offloads own the positions from ``start`` to their anchor's end.
 """
 
@@ -29,6 +31,7 @@ from asyncache.core._effects import (
     OfferOffload,
     OffloadPlan,
     StartOffload,
+    Stop,
 )
 from asyncache.core._loads import prefix_hashes
 from asyncache.core._reservations import try_pin
@@ -47,16 +50,20 @@ def offer_again(state: State, node: Node) -> None:
 
 
 def consider(state: State, node: Node) -> None:
-    """Queue a node if it should be offloaded and its parent is stored."""
-    if not state.bounds.low_water and _is_due(state, node):
+    """Queue a node if it is due; with a low water, have its leaves looked at again."""
+    if state.bounds.low_water:
+        state.unsaved.recall(node)
+    elif is_due(state, node):
         # One that is queued already keeps its turn.
         state.dirty[node] = None
 
 
-def _is_due(state: State, node: Node) -> bool:
+def is_due(state: State, node: Node) -> bool:
+    """Whether a node should be offloaded now."""
     parent, threshold = node.parent, state.bounds.write_threshold
     return (
         state.store_attached
+        and node.attached
         and threshold > 0
         and parent is not None
         and parent.stored
@@ -69,31 +76,32 @@ def _is_due(state: State, node: Node) -> bool:
 
 
 def save_coldest(state: State) -> None:
-    """Queue the coldest leaves that eviction would lose, while too few would not be."""
+    """Queue the coldest leaves that eviction would lose, while too few would not be.
+
+    What a leaf needs saved first goes first, and the leaf is set aside behind it.
+    """
     missing = state.bounds.low_water - state.num_clean()
-    if not state.store_attached or missing <= 0:
+    room = state.bounds.offloads - state.num_offloading - len(state.dirty)
+    if not state.store_attached or missing <= 0 or room <= 0:
         return
     missing -= _num_being_saved(state)
-    room = state.bounds.offloads - state.num_offloading - len(state.dirty)
-    seen: list[Node] = []
-    while room > 0 and missing > 0 and len(seen) < 2 * state.bounds.offloads:
+    while room > 0 and missing > 0:
         leaf = state.unsaved.pop()
         if leaf is None:
-            break
-        seen.append(leaf)
+            return
         node = topmost_unsaved(leaf)
-        if _is_due(state, node) and node not in state.dirty:
+        state.unsaved.set_aside(leaf, node)
+        if is_due(state, node) and node not in state.dirty:
             state.dirty[node] = None
             room, missing = room - 1, missing - (node.end - node.start)
-    for leaf in seen:
-        state.unsaved.offer(leaf)
 
 
 def _num_being_saved(state: State) -> int:
     """Return how many pages are queued for the store or on their way."""
     spans = [(node.start, node.end) for node in state.dirty]
-    for transfer in state.agenda.open.values():
-        if isinstance(transfer, Ready | Offload) and transfer.anchor is not None:
+    for transfer in state.offloading.values():
+        is_void = isinstance(transfer, Offload) and transfer.is_void
+        if transfer.anchor is not None and not is_void:
             spans.append((transfer.start, transfer.anchor.end))
     return sum(end - start for start, end in spans)
 
@@ -108,15 +116,32 @@ def open_readies(state: State) -> None:
         if top is not node:
             # Split since it was queued, or its parent turned out to be missing.
             del state.dirty[node]
-            if top not in state.dirty:
-                consider(state, top)
-                queue.extend([top] if top in state.dirty else [])
+            consider(state, node)
+            if top not in state.dirty and is_due(state, top):
+                state.dirty[top] = None
+                queue.append(top)
         elif node.written <= state.num_finished and _try_pin(state, node, node.start):
             _unpin(state, node)
             del state.dirty[node]
             node.offload = Ready(node)
-            state.agenda.add(node.offload)
-            state.num_offloading += 1
+            _open(state, node.offload)
+
+
+def _open(state: State, transfer: Ready | Offload) -> None:
+    state.agenda.add(transfer)
+    state.offloading[transfer.seq] = transfer
+
+
+def _close(state: State, transfer: Ready | Offload) -> list[Node]:
+    """Return the nodes that an ended ready or offload covered, parents first."""
+    state.agenda.remove(transfer)
+    del state.offloading[transfer.seq]
+    if transfer.anchor is None:
+        return []
+    nodes = list(state.tree.above(transfer.anchor, transfer.start))
+    for node in nodes:
+        node.offload = None
+    return nodes[::-1]
 
 
 def topmost_unsaved(node: Node) -> Node:
@@ -150,24 +175,21 @@ def offer(state: State, ready: Ready) -> None:
 
 def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:
     """End a ready: an offload follows if all agree and the nodes are still there."""
-    state.agenda.remove(ready)
-    state.num_offloading -= 1
-    anchor = ready.anchor
+    anchor, nodes = ready.anchor, _close(state, ready)
     if anchor is None:
         return
-    agreed = agreed and not ready.is_void
-    nodes = list(state.tree.above(anchor, ready.start))
-    offload = None
-    if not agreed and not ready.is_void:
+    if not agreed:
+        # By the next commit, not by the next leaf below: that would never end.
+        for node in nodes:
+            node.attempts = state.bounds.offload_attempts
         state.effects.append(Fact(FactKind.OFFLOAD_FORGOTTEN, anchor.end - ready.start))
-    elif agreed and _is_written(state, nodes) and _try_pin(state, anchor, ready.start):
+    elif _is_written(state, nodes) and _try_pin(state, anchor, ready.start):
         offload = Offload(anchor, ready.start)
-        state.agenda.add(offload)
-        state.num_offloading += 1
-    for node in nodes:
-        node.offload = offload
-    if agreed and offload is None:
-        consider(state, nodes[-1])
+        _open(state, offload)
+        for node in nodes:
+            node.offload = offload
+    else:
+        _consider_all(state, nodes)
 
 
 def _is_written(state: State, nodes: list[Node]) -> bool:
@@ -197,17 +219,34 @@ def start_offload(state: State, offload: Offload) -> None:
 
 def end_offload(state: State, offload: Offload) -> None:
     """End a quiet offload: stored, to be tried again, or forgotten."""
-    state.agenda.remove(offload)
-    state.num_offloading -= 1
-    anchor = offload.anchor
-    nodes = list(reversed(list(state.tree.above(anchor, offload.start))))
-    for node in nodes:
-        node.offload = None
-    if offload.claim == GOOD and not offload.is_void:
+    nodes = _close(state, offload)
+    if offload.is_void:
+        # A store that was attached since has yet to get them.
+        _consider_all(state, nodes)
+    elif offload.claim == GOOD:
         _stored(state, nodes)
-    elif not offload.is_void:
+    else:
         _failed(state, nodes, offload.claim)
-    _unpin(state, anchor)
+    _unpin(state, offload.anchor)
+
+
+def stop_offloads(state: State) -> None:
+    """End all that is on its way to the store without a trace."""
+    state.dirty.clear()
+    for transfer in list(state.offloading.values()):
+        if transfer.started:
+            state.effects.append(Stop(transfer.seq))
+        if isinstance(transfer, Ready):
+            _close(state, transfer)
+            continue
+        transfer.is_void = True
+        if not transfer.started:
+            end_offload(state, transfer)
+
+
+def _consider_all(state: State, nodes: list[Node]) -> None:
+    for node in nodes:
+        consider(state, node)
 
 
 def _stored(state: State, nodes: list[Node]) -> None:
@@ -215,9 +254,9 @@ def _stored(state: State, nodes: list[Node]) -> None:
         node.stored, node.attempts = True, 0
     hashes = tuple(page for node in nodes for page in state.tree.hashes(node))
     state.effects.append(Fact(FactKind.STORED, len(hashes), hashes))
+    _consider_all(state, nodes)
     for node in nodes:
-        for child in node.children.values():
-            consider(state, child)
+        _consider_all(state, list(node.children.values()))
 
 
 def _failed(state: State, nodes: list[Node], claim: int) -> None:
@@ -232,6 +271,4 @@ def _failed(state: State, nodes: list[Node], claim: int) -> None:
         state.effects.append(Fact(FactKind.OFFLOAD_FORGOTTEN, num_pages))
     if claim == PARENT_MISSING and parent.parent is not None:
         parent.stored = False
-        consider(state, parent)
-    else:
-        consider(state, nodes[0])
+    _consider_all(state, [parent, *nodes])

@@ -24,6 +24,7 @@ from asyncache.core._commits import offer_hit, publish
 from asyncache.core._effects import Ended
 from asyncache.core._errors import OrderError, OutOfPagesError
 from asyncache.core._hashes import Namespace
+from asyncache.core._layout import check_at_least
 from asyncache.core._ledger import PageState
 from asyncache.core._loads import withdraw
 from asyncache.core._reservations import (
@@ -35,6 +36,8 @@ from asyncache.core._reservations import (
 )
 from asyncache.core._restores import begin_restore, forget_restore
 from asyncache.core._state import State
+
+MAX_PRIORITY = 2**31 - 1
 
 
 def open_request(
@@ -48,6 +51,9 @@ def open_request(
     """Open a request that holds nothing yet."""
     if num_reserve_tokens < 0:
         raise ValueError(f"reserve_tokens must be at least 0, not {num_reserve_tokens}")
+    check_at_least(-MAX_PRIORITY, "priority", priority)
+    if priority > MAX_PRIORITY:
+        raise ValueError(f"priority must be at most {MAX_PRIORITY}, not {priority}")
     num_tokens = len(tokens) // 4
     num_reserve = pages_of(state, num_tokens + num_reserve_tokens)
     _check_fits_pool(state, num_reserve)

@@ -4,8 +4,8 @@
 call        what becomes of what is there
 ==========  ==========================================================================
 attach      resident nodes are offered to the store, parents first
-detach      lookups end as misses, loads are cut, offloads end without a trace; no node
-            counts as stored
+detach      lookups end as misses, loads are cut, readies are gone, offloads end
+            without a trace; no node counts as stored
 reset       as detach, but the store stays; all unpinned pages are free at once, pinned
             ones leave the tree and are free when their last pin goes
 ==========  ==========================================================================
@@ -17,15 +17,17 @@ shares nothing until it starts over.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
-from asyncache.core._agenda import Load, Lookup, Offload, Ready, Request
+from asyncache.core._agenda import Load, Lookup, Request, Transaction
 from asyncache.core._effects import Fact, FactKind, Stop
-from asyncache.core._ledger import PageState
+from asyncache.core._hashes import root_hash
 from asyncache.core._loads import cut
-from asyncache.core._offloads import consider
+from asyncache.core._offloads import consider, stop_offloads
 from asyncache.core._restores import agree
 from asyncache.core._state import State
-from asyncache.core._tree import Node
+
+T = TypeVar("T", bound=Transaction)
 
 
 def attach(state: State) -> None:
@@ -39,66 +41,45 @@ def detach(state: State) -> None:
     """Have no store any more, and keep no trace of it."""
     state.store_attached = False
     _stop_transfers(state)
+    state.tree.forget_store()
+    # With a low water, saved leaves went first, and now there are none.
     for node in state.tree.nodes():
-        if node.stored and not node.locks:
-            state.tree.idle_unsaved += node.end - node.start
-        node.stored, node.attempts = False, 0
+        state.offer(node)
 
 
 def reset(state: State, revision: str | None) -> None:
     """Forget every prefix; with a revision, the store's pages too are other ones."""
-    _stop_transfers(state)
-    num_pages = _drop_tree(state)
-    state.generation += 1
+    layout = state.layout
     if revision is not None:
-        state.layout = replace(state.layout, revision=revision)
+        layout = replace(layout, revision=revision)
+        # It may be no text that can be hashed, and nothing has changed yet.
+        root_hash(layout)
+    _stop_transfers(state)
+    nodes = state.tree.clear()
+    state.leaves.clear()
+    state.unsaved.clear()
+    state.free_orphans(nodes)
+    state.generation += 1
+    state.layout = layout
     for request in _open(state, Request):
-        if not request.promise:
+        if not any(map(len, [*request.tables, *request.spare])):
             state.renew(request)
+    num_pages = sum(node.end - node.start for node in nodes)
     state.effects.append(Fact(FactKind.RESET, num_pages))
 
 
 def _stop_transfers(state: State) -> None:
-    state.dirty.clear()
     for lookup in _open(state, Lookup):
         if lookup.asked:
             state.effects.append(Stop(lookup.seq))
             agree(state, lookup, 0)
     for load in _open(state, Load):
         cut(state, load, load.start)
-    for transfer in [*_open(state, Ready), *_open(state, Offload)]:
-        transfer.is_void = True
-        state.effects.append(Stop(transfer.seq))
+    # None of them has failed: what the store has may be loaded next time.
+    for request in _open(state, Request):
+        request.barred = False
+    stop_offloads(state)
 
 
-def _open(state: State, kind: type) -> list:  # type: ignore[type-arg]  # of that kind
+def _open(state: State, kind: type[T]) -> list[T]:
     return [t for t in state.agenda.open.values() if isinstance(t, kind)]
-
-
-def _drop_tree(state: State) -> int:
-    """Let every node leave the tree; return how many positions there were."""
-    nodes, tree = list(state.tree.nodes()), state.tree
-    for node in nodes:
-        node.attached = False
-        # A ready pins nothing, and an offload finds its nodes by itself.
-        if isinstance(node.offload, Ready):
-            node.offload.anchor = None
-            node.offload = None
-    tree.roots.clear()
-    tree.num_nodes = 0
-    for node in nodes:
-        if not node.locks:
-            state.free_orphan(node)
-    _free_unguarded(state, nodes)
-    return sum(node.end - node.start for node in nodes)
-
-
-def _free_unguarded(state: State, nodes: list[Node]) -> None:
-    """Free window pages of pinned nodes that no pin needs: nobody would find them."""
-    for pool, _ in state.tree.windows:
-        held = state.guarded(pool)
-        for node in nodes:
-            run = node.pages[pool]
-            if run is not None and held.isdisjoint(run):
-                state.ledgers[pool].give(run, PageState.TREE)
-                node.pages[pool] = None

@@ -12,10 +12,10 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from asyncache.core._agenda import Agenda, Bracket, Ready, Request
+from asyncache.core._agenda import Agenda, Bracket, Offload, Ready, Request
 from asyncache.core._effects import Effect, Fact, FactKind
 from asyncache.core._errors import broken, require
-from asyncache.core._eviction import Leaves, is_unsaved
+from asyncache.core._eviction import Leaves, Unsaved
 from asyncache.core._hashes import root_hash
 from asyncache.core._layout import Coverage, KVLayout, check_at_least
 from asyncache.core._ledger import Ledger, PageState
@@ -98,7 +98,7 @@ class State:
             policy = saved_first(policy)
         self.leaves = Leaves(self.tree, policy)
         # Leaves that eviction would lose, coldest first; kept with a low water.
-        self.unsaved = Leaves(self.tree, policy, is_unsaved)
+        self.unsaved = Unsaved(self.tree, policy)
         _check_num_pages(layout, num_pages)
         _check_mask(layout, bounds)
         self.ledgers = [Ledger(num_pages[pool.name]) for pool in layout.pools]
@@ -120,7 +120,8 @@ class State:
         self.parked: dict[int, Request] = {}
         # Nodes to be offloaded, oldest first.
         self.dirty: dict[Node, None] = {}
-        self.num_offloading = 0
+        # Open readies and offloads, by sequence number.
+        self.offloading: dict[int, Ready | Offload] = {}
         self.num_brackets = 0
         # Brackets up to this number are finished on every rank.
         self.num_finished = 0
@@ -174,15 +175,18 @@ class State:
             return resident - self.tree.locked_pages
         return resident - len(self.guarded(pool))
 
+    @property
+    def num_offloading(self) -> int:
+        """Readies and offloads that are open."""
+        return len(self.offloading)
+
     def slack(self, pool: int) -> int:
         """Return how many pages could be had without breaking a promise."""
         return self.ledgers[pool].num_free + self.evictable(pool) - self.promised
 
     def num_clean(self) -> int:
         """Return how many pages could be had without losing what no store has."""
-        backbone = self.tree.backbone
-        saved = self.evictable(backbone) - self.tree.idle_unsaved
-        return self.ledgers[backbone].num_free + saved
+        return self.ledgers[self.tree.backbone].num_free + self.tree.clean_pages
 
     def least_slack(self) -> int:
         """Return the slack of the tightest pool."""
@@ -215,8 +219,7 @@ class State:
             if run is not None:
                 self.ledgers[pool].give(run, PageState.TREE)
         self.dirty.pop(node, None)
-        if not node.stored:
-            self.tree.idle_unsaved -= node.end - node.start
+        self.unsaved.forget(node)
         self.offer(parent)
         saved = node.stored or not self.store_attached
         kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED
@@ -280,23 +283,27 @@ class State:
             self.tree.unlock(node)
             # A cut or a reset may have detached the node while it was pinned: what is
             # evictable now is the leaf that it hung from.
+            orphans = []
             while not node.attached:
-                if not node.locks:
-                    self.free_orphan(node)
+                if node.pages[self.tree.backbone] is not None:
+                    orphans.append(node)
                 assert node.parent is not None
                 node = node.parent
+            if orphans:
+                self.free_orphans(orphans)
             self.offer(node)
 
-    def free_orphan(self, node: Node) -> None:
-        """Give back the pages of a node that left the tree and lost its last pin."""
-        if any(node.loads) or node.pages[self.tree.backbone] is None:
-            return
-        if not node.stored:
-            self.tree.idle_unsaved -= node.end - node.start
-        for pool, run in enumerate(node.pages):
-            if run is not None:
-                self.ledgers[pool].give(run, PageState.TREE)
-                node.pages[pool] = None
+    def free_orphans(self, nodes: list[Node]) -> None:
+        """Give back what no pin needs of nodes that left the tree: nobody finds it."""
+        for pool, ledger in enumerate(self.ledgers):
+            is_full = pool in self.tree.full
+            held = set() if is_full else self.guarded(pool)
+            for node in nodes:
+                run = node.pages[pool]
+                is_needed = node.locks if is_full else not held.isdisjoint(run or ())
+                if run is not None and not is_needed:
+                    ledger.give(run, PageState.TREE)
+                    node.pages[pool] = None
 
     def offer(self, node: Node) -> None:
         """Note that a node may have become evictable, or its policy's key changed."""

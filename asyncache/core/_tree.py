@@ -6,6 +6,9 @@ A node covers a run of whole pages. Its state is per pool: ABSENT (no pages), LO
 * A node's full-attention pools are never ABSENT; below LOADING there is only LOADING.
 * ``locks`` counts the pins on a node and below it, so a locked node's ancestors are
   locked and what is not locked can be evicted, leaf by leaf.
+* A node is *clean* if it and all below it are unlocked and stored: then eviction can
+  take it without a loss. ``unclean`` counts the unlocked children that are not clean,
+  so that this is known at each change of a lock. ``stored`` changes under a lock only.
 * The lower part of a split keeps the node's identity: pins, which anchor at the end of
   a node, and transactions, which own ranges of positions, do not notice.
 
@@ -33,7 +36,9 @@ class Node:
     __slots__ = (
         "attached",
         "attempts",
+        "behind",
         "children",
+        "clean",
         "created",
         "edge",
         "end",
@@ -49,6 +54,7 @@ class Node:
         "serial",
         "start",
         "stored",
+        "unclean",
         "used",
         "written",
     )
@@ -77,6 +83,11 @@ class Node:
         self.stored = False
         self.offload: Ready | Offload | None = None
         self.attempts = 0
+        # Write-back: whether all from here down is stored and unlocked, and how many
+        # unlocked children are not so. A leaf may be set aside behind another node.
+        self.clean = False
+        self.unclean = 0
+        self.behind: Node | None = None
         # Number of the newest forward that may still write the node's pages.
         self.written = 0
 
@@ -116,8 +127,8 @@ class Tree:
         self.num_nodes = 0
         self.locked_pages = 0
         """RESIDENT pages of the backbone that some pin keeps."""
-        self.idle_unsaved = 0
-        """RESIDENT pages of the backbone that no pin keeps and no store has."""
+        self.clean_pages = 0
+        """Those of nodes that are clean: no pin keeps them, and nothing is lost."""
         self._serial = 0
 
     # Looking up changes nothing.
@@ -303,7 +314,8 @@ class Tree:
         upper.priority, upper.hits = node.priority, node.hits
         upper.locks, upper.written = node.locks, node.written
         upper.stored, upper.offload = node.stored, node.offload
-        upper.attempts = node.attempts
+        upper.attempts, upper.clean = node.attempts, node.clean
+        upper.unclean = int(not (node.locks or node.clean))
         parent.children[node.edge[: self.stride]] = upper
         node.parent, node.edge, node.start = upper, node.edge[cut:], position
         upper.children[node.edge[: self.stride]] = node
@@ -317,6 +329,8 @@ class Tree:
         )
         self._enroll(node)
         node.created = node.serial
+        require(not parent.clean, "what a node is put below is pinned", parent)
+        parent.unclean += 1
         key = edge[: self.stride]
         require(
             key not in parent.children, "a first page names one child", parent, node
@@ -329,6 +343,9 @@ class Tree:
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.stride]]
+        if not node.locks:
+            self._forget_idle(node)
+            self._clean_upwards(parent)
         for gone in self.below(node):
             gone.attached = False
             self.num_nodes -= 1
@@ -340,11 +357,55 @@ class Tree:
         if not root.children and not root.locks and self.roots.get(name) is root:
             del self.roots[name]
 
-    def _count_locked(self, node: Node, num_pages: int) -> None:
+    def forget_store(self) -> None:
+        """Count no node as stored."""
+        for node in self.nodes():
+            if node.clean:
+                assert node.parent is not None
+                node.parent.unclean += 1
+            node.stored, node.clean, node.attempts = False, False, 0
+        self.clean_pages = 0
+
+    def clear(self) -> list[Node]:
+        """Let every node leave the tree, and return them."""
+        nodes = list(self.nodes())
+        for node in nodes:
+            node.attached = False
+        self.roots.clear()
+        self.num_nodes = self.clean_pages = 0
+        return nodes
+
+    def _become_idle(self, node: Node) -> None:
+        num_pages = node.end - node.start
         if node.loads[self.backbone] is None:
-            self.locked_pages += num_pages
-            if not node.stored:
-                self.idle_unsaved -= num_pages
+            self.locked_pages -= num_pages
+        if node.attached and node.parent is not None:
+            node.clean = node.stored and not node.unclean
+            self.clean_pages += num_pages * node.clean
+            node.parent.unclean += not node.clean
+
+    def _become_locked(self, node: Node) -> None:
+        if node.loads[self.backbone] is None:
+            self.locked_pages += node.end - node.start
+        if node.attached and node.parent is not None:
+            self._forget_idle(node)
+
+    def _forget_idle(self, node: Node) -> None:
+        """Take an unlocked node out of the account of what is clean."""
+        assert node.parent is not None
+        self.clean_pages -= (node.end - node.start) * node.clean
+        node.parent.unclean -= not node.clean
+        node.clean = False
+
+    def _clean_upwards(self, node: Node) -> None:
+        """Note what has become clean: all that was not so below it is gone."""
+        while node.parent is not None and node.stored:
+            if node.locks or node.clean or node.unclean:
+                return
+            node.clean = True
+            self.clean_pages += node.end - node.start
+            node.parent.unclean -= 1
+            node = node.parent
 
     def _enroll(self, node: Node) -> None:
         self._serial += 1
@@ -362,7 +423,7 @@ class Tree:
         step: Node | None = node
         while step is not below and step is not None:
             if not step.locks:
-                self._count_locked(step, step.end - step.start)
+                self._become_locked(step)
             step.locks += 1
             step = step.parent
 
@@ -373,6 +434,6 @@ class Tree:
             require(step.locks > 0, "an unlocked node was locked", step)
             step.locks -= 1
             if not step.locks:
-                self._count_locked(step, step.start - step.end)
+                self._become_idle(step)
             step = step.parent
         self._drop_if_empty(node.root)

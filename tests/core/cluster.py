@@ -1,16 +1,17 @@
 """Replicas in lockstep, each with pages of its own whose contents can be checked.
 
-A page's content is what it means: ``(namespace, tokens up to the page's end)``, or
-GARBAGE. Transfers and forwards write pages as real ones do: whenever they like while
-they are open, and never after. So a page that is served before it landed, or given out
-while something still writes it, shows as content that is not its prefix.
+A page's content is what it means: its :class:`Content`, or GARBAGE. Transfers and
+forwards write pages as real ones do: whenever they like while they are open, and never
+after. So a page that is served before it landed, or given out while something still
+writes it, or kept across a reset, shows as content that is not its prefix.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from asyncache.core import (
     GOOD,
@@ -61,7 +62,31 @@ def pack(tokens: Iterable[int]) -> bytes:
     return array("i", tokens).tobytes()
 
 
-Content = object
+class Content(NamedTuple):
+    """What the bytes of a page are: weights and namespace, and all tokens so far."""
+
+    root: PageHash
+    tokens: bytes
+    generation: int | None = None
+    """Resets before it was computed; None for what the store had."""
+
+
+class Era(NamedTuple):
+    """What a request's pages are computed by: its first page decides for all."""
+
+    root: PageHash
+    generation: int
+
+
+def is_of(content: Content | str, era: Era, tokens: bytes) -> bool:
+    """Whether a page is what an era makes of some tokens."""
+    if isinstance(content, str):
+        return False
+    generations = (None, era.generation)
+    same = (content.root, content.tokens) == (era.root, tokens)
+    return same and content.generation in generations
+
+
 Contents = dict[PageHash, Content]
 
 
@@ -70,7 +95,7 @@ class Forward:
     """What one rank's run of the model will write when it ends."""
 
     number: int
-    writes: list[tuple[int, int, Content]]
+    writes: list[tuple[int, int, Content | str]]
 
 
 @dataclass
@@ -78,7 +103,7 @@ class Rank:
     """One rank: a replica, its votes, its pages, and what is under way on it."""
 
     replica: Replica
-    pages: list[list[Content]]
+    pages: list[list[Content | str]]
     votes: Votes = field(default_factory=Votes)
     lookups: dict[int, LookupPlan] = field(default_factory=dict)
     loads: dict[int, LoadPlan] = field(default_factory=dict)
@@ -121,6 +146,8 @@ class Cluster:
         ]
         self.roots = {root_hash(self.layout, name): name for name in NAMESPACES}
         self.names: dict[int, str | None] = {}
+        self.generation = 0
+        self.eras: dict[int, Era] = {}
         self.requests: dict[int, list[RequestState]] = {}
         self.covered: dict[int, int] = {}
         """Tokens of a request that a forward has computed, or has begun to."""
@@ -152,8 +179,12 @@ class Cluster:
         root = root_hash(self.layout, name)
         hashes = hash_pages(packed, page_tokens=self.layout.page_tokens, parent=root)
         for index, page in enumerate(hashes):
-            self.contents[page] = (name, packed[: (index + 1) * self.stride])
+            self.contents[page] = Content(root, packed[: (index + 1) * self.stride])
         return hashes
+
+    def now(self, name: str | None) -> Era:
+        """Return what is computed from now on in a namespace."""
+        return Era(root_hash(self.layout, name), self.generation)
 
     # Calls, the same on every rank.
 
@@ -170,6 +201,8 @@ class Cluster:
             except (AsyncacheError, ValueError) as error:
                 results.append(error)
             self.carry_out(rank)
+        if not isinstance(results[0], Exception):
+            self.note_eras(name, seq, *args)
         self.forget_ended()
         self.check()
         return results
@@ -192,6 +225,7 @@ class Cluster:
             return None
         seq = results[0].seq
         self.requests[seq], self.names[seq], self.covered[seq] = results, name, 0
+        self.eras[seq] = self.now(name)
         self.learn(packed, name)
         return seq
 
@@ -204,6 +238,20 @@ class Cluster:
         if name == "append":
             self.learn(bytes(self.request(seq).tokens), self.names[seq])
         return results[0]
+
+    def note_eras(self, name: str, seq: int | None, revision: object = None) -> None:
+        """Note which weights make what requests compute from now on."""
+        if name == "reset":
+            self.generation += 1
+            if isinstance(revision, str):
+                self.layout = replace(self.layout, revision=revision)
+                self.roots |= {root_hash(self.layout, n): n for n in NAMESPACES}
+            for other, (request, *_) in self.requests.items():
+                if not any(map(len, [*request.tables, *request.spare])):
+                    self.eras[other] = self.now(self.names[other])
+                self.learn(bytes(request.tokens), self.names[other])
+        elif seq is not None and name in {"restore", "suspend"}:
+            self.eras[seq] = self.now(self.names[seq])
 
     def forward(self, seqs: list[int]) -> None:
         """Run the model on some requests: it reads what is there, writes at its end."""
@@ -223,12 +271,13 @@ class Cluster:
 
     def computed(self, seq: int, request: RequestState) -> Iterator[tuple]:
         """Yield what a forward over a request's own pages writes."""
-        key, name = bytes(request.tokens), self.names[seq]
+        key, era = bytes(request.tokens), self.eras[seq]
         whole = request.extent // self.layout.page_tokens
         for pool, table in enumerate(request.tables):
             for position in range(request.hit, len(table)):
                 end = (position + 1) * self.stride
-                content = (name, key[:end]) if position < whole else GARBAGE
+                known = Content(era.root, key[:end], era.generation)
+                content = known if position < whole else GARBAGE
                 if request.own[pool][position]:
                     yield pool, table[position], content
 
@@ -255,6 +304,7 @@ class Cluster:
                     rank.readies[seq] = effect
                 case Stop(seq):
                     rank.lookups.pop(seq, None)
+                    rank.readies.pop(seq, None)
                 case Fact():
                     rank.told.append((effect.kind, effect.num_pages, effect.hashes))
                 case _:
@@ -306,7 +356,9 @@ class Cluster:
         for pool, _, pages, hashes in plan.pieces:
             for page, name in zip(pages, hashes, strict=True):
                 content = rank.pages[pool][page]
-                assert content == self.contents[name], "an offload reads what it should"
+                known = self.contents[name]
+                true = isinstance(content, Content) and content[:2] == known[:2]
+                assert true, "an offload reads what it should"
                 if claim == GOOD:
                     rank.store.add((pool, name))
         rank.votes.sink(seq, claim)
@@ -412,7 +464,8 @@ class Cluster:
     def forget_ended(self) -> None:
         for seq in list(self.requests):
             if not self.replica.look.is_open(seq):
-                del self.requests[seq], self.covered[seq], self.names[seq]
+                del self.requests[seq], self.covered[seq]
+                del self.names[seq], self.eras[seq]
             else:
                 extent = self.request(seq).extent
                 self.covered[seq] = min(self.covered[seq], extent)
@@ -445,15 +498,18 @@ class Cluster:
                         continue
                     for index, page in enumerate(run):
                         end = (node.start + index + 1) * self.stride
-                        want = (self.roots[root], key[:end])
-                        assert rank.pages[pool][page] == want, (node, pool, page)
+                        content, era = (
+                            rank.pages[pool][page],
+                            Era(root, self.generation),
+                        )
+                        assert is_of(content, era, key[:end]), (node, pool, page)
         for seq in self.requests:
             self.check_tables(rank, seq, unwritten)
 
     def check_tables(self, rank: Rank, seq: int, unwritten: set) -> None:
         """A request's page tables name the pages of its prefix, and nothing else."""
         request = self.requests[seq][self.ranks.index(rank)]
-        key, name = bytes(request.tokens), self.names[seq]
+        key, era = bytes(request.tokens), self.eras[seq]
         windows = dict(rank.state.tree.windows)
         whole = 0 if rank.forwards else self.covered[seq] // self.layout.page_tokens
         for pool, table in enumerate(request.tables):
@@ -464,8 +520,11 @@ class Cluster:
             for position in places:
                 page = table[position]
                 if (pool, page) not in unwritten:
-                    want = (name, key[: (position + 1) * self.stride])
-                    assert rank.pages[pool][page] == want, (request, pool, position)
+                    tokens, content = (
+                        key[: (position + 1) * self.stride],
+                        rank.pages[pool][page],
+                    )
+                    assert is_of(content, era, tokens), (request, pool, position)
 
     def check_rest(self) -> None:
         """Nothing is open: every page is free or in the tree, and nothing is pinned."""

@@ -20,6 +20,13 @@ from asyncache.core import (
     AsyncacheError,
     OutOfPagesError,
     Pool,
+    fifo,
+    filo,
+    lfu,
+    lru,
+    mru,
+    priority,
+    slru,
 )
 from tests.core.cluster import FULL, Cluster, Rank, layout_of, pack, window_pool
 
@@ -36,7 +43,10 @@ PROMPTS = [
     )
 ]
 CLAIMS = [GOOD, GOOD, FAILED, PARENT_MISSING]
+POLICIES = [lru, lru, lfu, fifo, mru, filo, slru, priority]
 CALLS = ["restore", "extend", "forward", "commit", "append", "truncate", "give back"]
+MANAGE = ["launch", "attach", "detach", "swap", "reset"]
+REVISIONS = [None, "1", "2"]
 WORK = ["answer", "load", "offload", "ready", "forward", "all"]
 FAULTS = ["end", "hang up", "late", "lie", "load", "offload", "ready", "store"]
 MAX_STEPS = 60
@@ -58,10 +68,13 @@ class Lockstep(RuleBasedStateMachine):
         num_pages=st.sampled_from([8, 12, 24]),
         slots=st.sampled_from([2, 3, 8]),
         mask_ints=st.sampled_from([5, 12]),
-        threshold=st.sampled_from([1, 1, 2]),
+        write_threshold=st.sampled_from([1, 1, 1, 2, 0]),
+        policy=st.sampled_from(POLICIES),
+        low_water=st.sampled_from([0, 0, 4, 9]),
+        launches=st.sampled_from([False, False, True]),
         lost=st.sets(st.integers(0, 40), max_size=6),
     )
-    def begin(self, num_pages, slots, mask_ints, threshold, lost) -> None:
+    def begin(self, num_pages, slots, lost, policy, **bounds) -> None:
         self.cluster = Cluster(
             layout_of(*self.pools),
             # Windows are short of pages first: they are evicted by themselves.
@@ -74,8 +87,8 @@ class Lockstep(RuleBasedStateMachine):
             slots=slots,
             offloads=slots // 2,
             offload_attempts=2,
-            mask_ints=mask_ints,
-            write_threshold=threshold,
+            policy=policy,
+            **bounds,
         )
         for prompt in PROMPTS:
             for name in (None, "a"):
@@ -105,9 +118,10 @@ class Lockstep(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 2), max_size=3),
         name=st.sampled_from([None, None, "a"]),
         reserve=st.sampled_from([0, 0, 3]),
+        priority=st.sampled_from([0, 0, 1]),
     )
-    def open(self, prompt, cut, tail, name, reserve) -> None:
-        self.cluster.open(prompt[:cut] + tail, name, reserve)
+    def open(self, prompt, cut, tail, **kwargs) -> None:
+        self.cluster.open(prompt[:cut] + tail, **kwargs)
 
     @rule(rounds=st.lists(st.tuples(numbers, st.booleans()), min_size=1, max_size=8))
     def serve(self, rounds) -> None:
@@ -115,6 +129,7 @@ class Lockstep(RuleBasedStateMachine):
         for number, is_prompt in rounds:
             self.go_on(number)
             if is_prompt:
+                self.launch()
                 for rank in self.cluster.ranks:
                     self.cluster.work(rank)
                 self.cluster.step()
@@ -141,7 +156,22 @@ class Lockstep(RuleBasedStateMachine):
         else:
             cluster.end(seq)
 
+    def launch(self) -> None:
+        if self.cluster.bounds.launches:
+            self.cluster.call("launch")
+
     # Calls, in any order.
+
+    @rule(what=st.sampled_from(MANAGE), revision=st.sampled_from(REVISIONS))
+    def manage(self, what, revision) -> None:
+        match what:
+            case "reset":
+                self.cluster.call("reset", None, revision)
+            case "swap":
+                self.cluster.call("detach")
+                self.cluster.call("attach")
+            case _:
+                self.cluster.call(what)
 
     @rule(
         what=st.sampled_from(CALLS),
@@ -291,6 +321,7 @@ class Lockstep(RuleBasedStateMachine):
         """Once faults stop, all that is open ends, and nothing is lost."""
         cluster = self.cluster
         for _ in range(MAX_STEPS):
+            self.launch()
             cluster.step()
             for rank in cluster.ranks:
                 cluster.work(rank)

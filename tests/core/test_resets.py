@@ -251,3 +251,225 @@ def test_content_tokens_are_a_function_of_the_digest_and_no_vocabulary():
         content_tokens(b"12345678", 1)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         content_tokens(bytes(32), 0)
+
+
+# What is under way when the store goes, or all is forgotten.
+
+
+def agree(cluster: Cluster) -> None:
+    for rank in cluster.ranks:
+        for ready in list(rank.readies):
+            cluster.agree_ready(rank, ready)
+    cluster.step()
+
+
+def finish(cluster: Cluster, claim: int = GOOD) -> None:
+    for rank in cluster.ranks:
+        for offload in list(rank.offloads):
+            cluster.finish_offload(rank, offload, claim)
+    cluster.step()
+
+
+def ask(cluster: Cluster, tokens: list[int], **kwargs) -> int:
+    seq = cluster.open(tokens, **kwargs)
+    cluster.do("restore", seq)
+    return seq
+
+
+def answer(cluster: Cluster) -> None:
+    for rank in cluster.ranks:
+        for lookup in list(rank.lookups):
+            cluster.answer_lookup(rank, lookup)
+    cluster.step()
+
+
+@pytest.mark.parametrize("call", ["detach", "reset"])
+def test_a_ready_is_gone_at_once_and_votes_on_it_count_no_more(cluster, call):
+    compute(cluster, PROMPT)
+    (ready,) = cluster.first.readies
+    for rank in cluster.ranks:
+        rank.votes.quiet(ready)
+    cluster.cast()
+    cluster.call(call)
+    assert not cluster.first.readies
+    assert not cluster.replica.look.is_open(ready)
+    cluster.apply()
+    assert not cluster.first.offloads
+    assert cluster.replica.look.num_moving == 0
+
+
+def test_a_store_attached_while_an_offload_runs_for_the_last_gets_it_afterwards(
+    cluster,
+):
+    cluster.do("abort", compute(cluster, PROMPT))
+    agree(cluster)
+    cluster.call("detach")
+    cluster.call("attach")
+    assert not cluster.first.readies
+    finish(cluster)
+    assert not cluster.facts(FactKind.STORED)
+    agree(cluster)
+    finish(cluster)
+    assert [fact[1] for fact in cluster.facts(FactKind.STORED)] == [3]
+
+
+def test_an_offload_that_never_started_is_gone_at_once():
+    cluster = Cluster(num_pages=24, slots=2, offloads=1)
+    cluster.do("abort", compute(cluster, PROMPT))
+    for number in (8, 9):
+        cluster.fill_stores([number] * 5)
+        ask(cluster, [number] * 5)
+    answer(cluster)
+    # The ready and one load hold both places, and the other load is next.
+    assert len(cluster.first.loads) == 1
+    agree(cluster)
+    assert len(cluster.first.loads) == 2
+    assert not cluster.first.offloads
+    assert cluster.first.state.num_offloading == 1
+    cluster.call("detach")
+    assert cluster.first.state.num_offloading == 0
+    cluster.settle()
+    assert cluster.count(PageState.FREE) == 21
+
+
+def test_a_reset_makes_misses_of_questions_and_lets_those_that_wait_ask_anew(cluster):
+    stem = [7] * 9
+    holder = cluster.open([5] * 30)
+    cluster.do("extend", holder, 30)
+    cluster.fill_stores(stem)
+    asking, waiting = ask(cluster, stem), ask(cluster, stem, reserve=8)
+    (old,) = cluster.first.lookups
+    cluster.call("reset", None, "2")
+    assert cluster.request(asking).lookup is None
+    assert cluster.request(waiting).lookup is not None
+    assert not cluster.first.lookups
+    for rank in cluster.ranks:
+        rank.votes.answer(old, range(1, 5))
+    cluster.step()
+    cluster.do("abort", holder)
+    (plan,) = cluster.first.lookups.values()
+    assert cluster.contents[plan.asks[0].hashes[0]].root == cluster.now(None).root
+    answer(cluster)
+    assert cluster.request(waiting).hit == 0
+    # Neither held a page at the reset: what they compute is of the new weights.
+    for seq in (asking, waiting):
+        cluster.do("extend", seq, 9)
+        cluster.forward([seq])
+        for rank in cluster.ranks:
+            cluster.finish_forward(rank)
+        cluster.step()
+        cluster.do("commit", seq, 9)
+    assert cluster.request(asking).shared == 4
+    assert cluster.replica.look.match(pack(stem)) == 8
+
+
+def test_what_a_reset_cut_is_asked_for_again(cluster):
+    cluster.fill_stores(PROMPT)
+    seq = ask(cluster, PROMPT)
+    answer(cluster)
+    assert cluster.request(seq).needs
+    cluster.call("reset")
+    cluster.do("restore", seq)
+    answer(cluster)
+    cluster.settle()
+    assert cluster.request(seq).hit == 3
+    assert cluster.request(seq).generation == 1
+
+
+def test_a_parked_commit_of_before_a_reset_is_dropped(cluster):
+    cluster.fill_stores(PROMPT)
+    twin = cluster.open(PROMPT)
+    cluster.do("restore", twin, ask_store=False)
+    ask(cluster, PROMPT)
+    answer(cluster)
+    cluster.do("extend", twin, 7)
+    cluster.forward([twin])
+    for rank in cluster.ranks:
+        cluster.finish_forward(rank)
+    cluster.step()
+    assert cluster.do("commit", twin, 7) == 0
+    assert cluster.first.state.parked
+    cluster.call("reset")
+    assert not cluster.first.state.parked
+    cluster.settle()
+    assert cluster.replica.look.match(pack(PROMPT)) == 0
+
+
+def test_a_second_reset_leaves_pinned_pages_of_both_generations_to_their_pins(cluster):
+    first = compute(cluster, PROMPT)
+    cluster.call("reset")
+    second = compute(cluster, PROMPT)
+    cluster.call("reset")
+    assert cluster.count(PageState.TREE) == 6
+    assert cluster.first.state.tree.num_nodes == 0
+    for left, seq in [(3, first), (0, second)]:
+        cluster.do("abort", seq)
+        assert cluster.count(PageState.TREE) == left
+    cluster.settle()
+    cluster.check_rest()
+
+
+def test_window_pages_that_left_the_tree_are_free_once_no_pin_needs_them():
+    """Guards eviction: it counts on what no pin needs, and looks in the tree."""
+    cluster = Cluster(layout_of(FULL, window_pool(4)), num_pages=24)
+    long = compute(cluster, PROMPT)
+    short = cluster.open(PROMPT[:3])
+    cluster.do("restore", short, ask_store=False)
+    assert cluster.request(short).hit == 1
+    cluster.call("reset")
+    assert [cluster.count(PageState.TREE, pool) for pool in (0, 1)] == [3, 3]
+    cluster.do("abort", short)
+    assert [cluster.count(PageState.TREE, pool) for pool in (0, 1)] == [3, 2]
+    cluster.do("abort", long)
+    assert [cluster.count(PageState.TREE, pool) for pool in (0, 1)] == [0, 0]
+
+
+def test_a_load_that_was_cut_under_a_forward_and_then_reset_leaves_nothing(cluster):
+    cluster.fill_stores([*PROMPT, 8, 9])
+    cluster.do("abort", compute(cluster, PROMPT))
+    seq = ask(cluster, [*PROMPT, 8, 9])
+    answer(cluster)
+    assert cluster.request(seq).needs
+    cluster.forward([seq])
+    for rank in cluster.ranks:
+        rank.votes.sink(next(iter(rank.loads)), 0)
+    cluster.step()
+    cluster.call("reset")
+    assert cluster.count(PageState.TREE) == 3
+    cluster.do("abort", seq)
+    cluster.settle()
+    cluster.check_rest()
+    assert cluster.count(PageState.FREE) == 24
+
+
+@pytest.mark.parametrize(
+    ("revision", "error"), [(5, TypeError), ("\ud800", ValueError)]
+)
+def test_a_revision_that_is_no_text_is_refused_and_nothing_changes(revision, error):
+    cluster = Cluster(num_pages=24)
+    compute(cluster, PROMPT)
+    before = cluster.replica.look.dump()
+    with pytest.raises(error):
+        cluster.replica.calls.reset(revision)
+    assert cluster.replica.look.dump() == before
+    assert not cluster.replica.take_effects()
+
+
+def test_ranks_that_reset_to_different_revisions_differ_in_their_digests():
+    cluster = Cluster(num_ranks=3)
+    for rank, revision in zip(cluster.ranks, (None, "", "2"), strict=True):
+        rank.replica.calls.reset(revision)
+    digests = {rank.replica.ballot().digest for rank in cluster.ranks}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    ("priority", "error"),
+    [(1.5, TypeError), (True, TypeError), (2**31, ValueError), (-(2**31), ValueError)],
+)
+def test_a_priority_that_does_not_fit_is_refused_and_nothing_changes(priority, error):
+    cluster = Cluster()
+    before = cluster.replica.look.dump()
+    with pytest.raises(error, match="priority must be"):
+        cluster.replica.calls.open(pack(PROMPT), priority=priority)
+    assert cluster.replica.look.dump() == before
