@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -108,7 +108,12 @@ class Engine:
     # The handler's side.
 
     async def generate(
-        self, prompt: Sequence[int], *, max_tokens: int, namespace: str | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        namespace: str | None = None,
+        on_hit: Callable[[int], object] | None = None,
     ) -> AsyncGenerator[int, None]:
         """Yield the answer to a prompt, token by token.
 
@@ -118,6 +123,8 @@ class Engine:
             prompt: Token ids, shape [num_tokens], at least one.
             max_tokens: Most tokens to yield, at least 1.
             namespace: Who may share cached pages with this request.
+            on_hit: Called with how many leading tokens need no computing; again after
+                the request was sent back to make room, with what it finds then.
 
         Raises:
             ValueError: If the prompt does not fit the model.
@@ -141,6 +148,8 @@ class Engine:
                 await hit.wait()
                 if not request.reserved:
                     continue
+                if on_hit is not None:
+                    on_hit(hit.num_tokens)
                 with self._in_batch(row, hit.num_tokens):
                     while (item := await row.outbox.get()) is not _Signal.SUSPENDED:
                         if item is _Signal.ENDED:
