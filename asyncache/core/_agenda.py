@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from asyncache.core._errors import TooManyRequestsError, require
 from asyncache.core._hashes import Namespace, PageHash
+from asyncache.core._node import Node
 from asyncache.core._tokens import TOKEN_BYTES
-from asyncache.core._tree import Node
 
 UNPLACED = -1
 

@@ -1,4 +1,4 @@
-"""Which prefixes can be restored, given what a store has of them.
+"""Which prefixes can be served by the tree, or restored with what a store has.
 
 A full-attention pool allows every boundary up to its first missing page. A window pool
 allows a boundary if the window before it is there. The answer is the set that all
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncache.core._effects import LookupPlan
+from asyncache.core._node import Node
+from asyncache.core._tree import Tree, Walk
 
 Presence = Sequence[Sequence[bool]]
 """For each of a plan's asks, whether each page is stored."""
@@ -48,3 +50,49 @@ def _with_window(row: bytearray, origin: int, window: int) -> set[int]:
         if run >= min(window, position + 1):
             legal.add(position + 1)
     return legal
+
+
+def servable(tree: Tree, walk: Walk, limit: int, *, resident: bool = False) -> int:
+    """Return the longest prefix that may be served, at most ``limit`` pages.
+
+    Args:
+        tree: Where the key was walked.
+        walk: What it covers of a key.
+        limit: Longest prefix wanted.
+        resident: Whether pages that are still LOADING do not count.
+    """
+    end = min(limit, walk.covered)
+    if resident:
+        for node in walk.path:
+            if node.loads[tree.backbone] is not None:
+                end = min(end, node.start)
+                break
+    while True:
+        shorter = end
+        for pool, window in tree.windows:
+            shorter = _window_boundary(
+                walk.path, pool, window, shorter, resident=resident
+            )
+        # A shorter boundary has another window: all pools must agree on one.
+        if shorter == end:
+            return end
+        end = shorter
+
+
+def _window_boundary(
+    path: list[Node], pool: int, window: int, end: int, *, resident: bool
+) -> int:
+    """Return the longest boundary up to ``end`` whose trailing pages are there."""
+    best, run_start = 0, 0
+    for node in path:
+        if node.start >= end:
+            break
+        absent = node.pages[pool] is None
+        if absent or (resident and node.loads[pool] is not None):
+            run_start = node.end
+            continue
+        last = min(node.end, end)
+        # The window is clipped at the root, where a run always starts whole.
+        if run_start == 0 or last - run_start >= window:
+            best = last
+    return best

@@ -12,10 +12,11 @@ from __future__ import annotations
 from asyncache.core._agenda import Offload, Request
 from asyncache.core._effects import Fact, FactKind
 from asyncache.core._ledger import PageState
+from asyncache.core._node import Node
 from asyncache.core._offloads import offer_again, topmost_unsaved
 from asyncache.core._reservations import try_pin
 from asyncache.core._state import State
-from asyncache.core._tree import Node, Walk
+from asyncache.core._tree import Walk
 
 
 def publish(state: State, request: Request) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from asyncache.core._node import Node
 from asyncache.core._policies import Key, Policy
-from asyncache.core._tree import Node, Tree
+from asyncache.core._tree import Tree
 
 
 def is_evictable(node: Node) -> bool:

@@ -22,10 +22,10 @@ from asyncache.core._agenda import (
 from asyncache.core._errors import require
 from asyncache.core._eviction import is_evictable
 from asyncache.core._ledger import PageState
+from asyncache.core._node import Node
 from asyncache.core._offloads import is_due
 from asyncache.core._reservations import loads_under
 from asyncache.core._state import State
-from asyncache.core._tree import Node
 
 
 def check(state: State) -> None:

@@ -19,6 +19,7 @@ cut dooms the loads below it; whoever stood on them is put back on what is left.
 from __future__ import annotations
 
 from asyncache.core._agenda import Load, Piece, Request
+from asyncache.core._boundaries import servable
 from asyncache.core._effects import (
     Fact,
     FactKind,
@@ -32,9 +33,9 @@ from asyncache.core._effects import (
 from asyncache.core._errors import broken
 from asyncache.core._hashes import PageHash
 from asyncache.core._ledger import PageState
+from asyncache.core._node import Node
 from asyncache.core._reservations import demote, move_anchor, rest_on, trim_spare
 from asyncache.core._state import State
-from asyncache.core._tree import Node
 
 
 def begin_load(state: State, request: Request, end: int) -> None:
@@ -248,7 +249,7 @@ def _fall(state: State, request: Request, *, resident: bool) -> bool:
     tree = state.tree
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: request.hit * tree.stride])
-    hit = tree.boundary(walk, request.hit, resident=resident)
+    hit = servable(tree, walk, request.hit, resident=resident)
     if hit == request.hit:
         return False
     for pool, spare in enumerate(request.spare):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from asyncache.core import _invariants
 from asyncache.core._agenda import Load, Request
+from asyncache.core._boundaries import servable
 from asyncache.core._hashes import Namespace, root_hash
 from asyncache.core._ledger import PageState
 from asyncache.core._state import State
@@ -74,7 +75,7 @@ class Look:
         root = tree.roots.get(root_hash(self._state.layout, namespace))
         limit = (len(tokens) // 4 - 1) // tree.page_tokens
         walk = tree.walk(root, tokens[: limit * tree.stride])
-        return tree.boundary(walk, limit, resident=True) * tree.page_tokens
+        return servable(tree, walk, limit, resident=True) * tree.page_tokens
 
     def statistics(self) -> ReplicaStatistics:
         """Return a snapshot."""

@@ -34,9 +34,9 @@ from asyncache.core._effects import (
     Stop,
 )
 from asyncache.core._loads import prefix_hashes
+from asyncache.core._node import Node
 from asyncache.core._reservations import try_pin
 from asyncache.core._state import State
-from asyncache.core._tree import Node
 
 GOOD, FAILED, PARENT_MISSING = 1, 0, -1
 """What an offload's claim says."""
@@ -80,7 +80,7 @@ def save_coldest(state: State) -> None:
 
     What a leaf needs saved first goes first, and the leaf is set aside behind it.
     """
-    missing = state.bounds.low_water - state.num_clean()
+    missing = state.bounds.low_water - num_clean(state)
     room = state.bounds.offloads - state.num_offloading - len(state.dirty)
     if not state.store_attached or missing <= 0 or room <= 0:
         return
@@ -94,6 +94,11 @@ def save_coldest(state: State) -> None:
         if is_due(state, node) and node not in state.dirty:
             state.dirty[node] = None
             room, missing = room - 1, missing - (node.end - node.start)
+
+
+def num_clean(state: State) -> int:
+    """Return how many pages could be had without losing what no store has."""
+    return state.ledgers[state.tree.backbone].num_free + state.tree.clean_pages
 
 
 def _num_being_saved(state: State) -> int:

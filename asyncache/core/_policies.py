@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncache.core._tree import Node
+from asyncache.core._node import Node
 
 Key = tuple[int, ...]
 Policy = Callable[[Node], Key]

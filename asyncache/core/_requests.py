@@ -27,6 +27,7 @@ from asyncache.core._hashes import Namespace
 from asyncache.core._layout import check_at_least
 from asyncache.core._ledger import PageState
 from asyncache.core._loads import withdraw
+from asyncache.core._node import Node
 from asyncache.core._reservations import (
     move_anchor,
     restore_limit,
@@ -65,8 +66,16 @@ def open_request(
     root = state.tree.roots.get(request.root_hash)
     limit = restore_limit(state, request) * state.tree.stride
     walk = state.tree.walk(root, tokens[:limit])
-    state.touch(node for node in walk.path if node.end <= walk.covered)
+    _touch(state, [node for node in walk.path if node.end <= walk.covered])
     return request
+
+
+def _touch(state: State, path: list[Node]) -> None:
+    """Mark nodes as used now; of them, only the last can be a leaf."""
+    for node in path:
+        node.used = state.clock
+    if path:
+        state.offer(path[-1])
 
 
 def restore(state: State, request: Request, *, ask_store: bool) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from array import array
 
 from asyncache.core._agenda import Load, Request
+from asyncache.core._boundaries import servable
 from asyncache.core._ledger import PageState
+from asyncache.core._node import Node
 from asyncache.core._state import State
-from asyncache.core._tree import Node
 
 
 def restore_limit(state: State, request: Request) -> int:
@@ -31,7 +32,7 @@ def try_reserve(state: State, request: Request, *, match: bool) -> bool:
         root = tree.roots.get(request.root_hash)
         limit = restore_limit(state, request)
         walk = tree.walk(root, request.tokens[: limit * tree.stride])
-        hit = tree.boundary(walk, limit)
+        hit = servable(tree, walk, limit)
         if root is not None and hit:
             node = tree.end_at(root, walk, hit)
     state.pin(node)

@@ -41,10 +41,20 @@ def detach(state: State) -> None:
     """Have no store any more, and keep no trace of it."""
     state.store_attached = False
     _stop_transfers(state)
-    state.tree.forget_store()
+    _forget_store(state)
     # With a low water, saved leaves went first, and now there are none.
     for node in state.tree.nodes():
         state.offer(node)
+
+
+def _forget_store(state: State) -> None:
+    """Count no node as stored."""
+    for node in state.tree.nodes():
+        if node.clean:
+            assert node.parent is not None
+            node.parent.unclean += 1
+        node.stored, node.clean, node.attempts = False, False, 0
+    state.tree.clean_pages = 0
 
 
 def reset(state: State, revision: str | None) -> None:

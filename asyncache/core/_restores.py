@@ -17,6 +17,7 @@ wait        claim 0 (this request gives up)   settled on what has landed
 from __future__ import annotations
 
 from asyncache.core._agenda import Lookup, Request, Wait
+from asyncache.core._boundaries import servable
 from asyncache.core._effects import (
     Asked,
     AskStore,
@@ -27,9 +28,10 @@ from asyncache.core._effects import (
 )
 from asyncache.core._hashes import PageHash, hash_pages
 from asyncache.core._loads import begin_load, give_up, prefix_hashes, settle
+from asyncache.core._node import Node
 from asyncache.core._reservations import grant, rest_on, restore_limit
 from asyncache.core._state import State
-from asyncache.core._tree import Node, Walk
+from asyncache.core._tree import Walk
 
 
 def begin_restore(state: State, request: Request, *, ask_store: bool) -> None:
@@ -139,7 +141,7 @@ def _stand_on(state: State, lookup: Lookup, boundary: int) -> None:
     request, tree = lookup.request, state.tree
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: boundary * tree.stride])
-    resident = tree.boundary(walk, boundary)
+    resident = servable(tree, walk, boundary)
     # What was evicted since the store was asked, it was not asked for.
     if resident < boundary and walk.covered >= min(lookup.covered, boundary):
         begin_load(state, request, boundary)

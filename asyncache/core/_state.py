@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from asyncache.core._agenda import Agenda, Bracket, Offload, Ready, Request
@@ -19,8 +19,9 @@ from asyncache.core._eviction import Leaves, Unsaved
 from asyncache.core._hashes import root_hash
 from asyncache.core._layout import Coverage, KVLayout, check_at_least
 from asyncache.core._ledger import Ledger, PageState
+from asyncache.core._node import Node
 from asyncache.core._policies import Policy, lru, saved_first
-from asyncache.core._tree import Node, Tree
+from asyncache.core._tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +185,6 @@ class State:
         """Return how many pages could be had without breaking a promise."""
         return self.ledgers[pool].num_free + self.evictable(pool) - self.promised
 
-    def num_clean(self) -> int:
-        """Return how many pages could be had without losing what no store has."""
-        return self.ledgers[self.tree.backbone].num_free + self.tree.clean_pages
-
     def least_slack(self) -> int:
         """Return the slack of the tightest pool."""
         return min(self.slack(pool) for pool in range(len(self.ledgers)))
@@ -315,11 +312,3 @@ class State:
         self.pins[node] -= 1
         if not self.pins[node]:
             del self.pins[node]
-
-    def touch(self, path: Iterable[Node]) -> None:
-        """Mark nodes as used now."""
-        node = None
-        for node in path:
-            node.used = self.clock
-        if node is not None:
-            self.offer(node)

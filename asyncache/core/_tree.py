@@ -19,84 +19,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from asyncache.core._errors import broken, require
 from asyncache.core._hashes import PageHash, hash_pages
 from asyncache.core._layout import Coverage, KVLayout
+from asyncache.core._node import Node
 from asyncache.core._tokens import TOKEN_BYTES
-
-if TYPE_CHECKING:
-    from asyncache.core._agenda import Load, Offload, Ready
-
-
-class Node:
-    """A run of whole pages below its parent."""
-
-    __slots__ = (
-        "attached",
-        "attempts",
-        "behind",
-        "children",
-        "clean",
-        "created",
-        "edge",
-        "end",
-        "hashes",
-        "hits",
-        "loads",
-        "locks",
-        "offload",
-        "pages",
-        "parent",
-        "priority",
-        "root",
-        "serial",
-        "start",
-        "stored",
-        "unclean",
-        "used",
-        "written",
-    )
-
-    def __init__(
-        self, parent: Node | None, edge: bytes, start: int, end: int, num_pools: int
-    ) -> None:
-        self.parent = parent
-        self.root: Node = self if parent is None else parent.root
-        self.edge = edge
-        self.start = start
-        self.end = end
-        self.children: dict[bytes, Node] = {}
-        self.attached = True
-        self.pages: list[array[int] | None] = [None] * num_pools
-        self.loads: list[Load | None] = [None] * num_pools
-        self.hashes: list[PageHash] | None = None
-        self.serial = 0
-        # What policies sort by.
-        self.created = 0
-        self.used = 0
-        self.hits = 0
-        self.priority = 0
-        self.locks = 0
-        # Offload: where the node stands on its way to the store.
-        self.stored = False
-        self.offload: Ready | Offload | None = None
-        self.attempts = 0
-        # Write-back: whether all from here down is stored and unlocked, and how many
-        # unlocked children are not so. A leaf may be set aside behind another node.
-        self.clean = False
-        self.unclean = 0
-        self.behind: Node | None = None
-        # Number of the newest forward that may still write the node's pages.
-        self.written = 0
-
-    def __repr__(self) -> str:
-        state = "".join(
-            "A" if run is None else "L" if load else "R"
-            for run, load in zip(self.pages, self.loads, strict=True)
-        )
-        return f"<Node {self.serial} [{self.start},{self.end}) {state} x{self.locks}>"
 
 
 class Walk(NamedTuple):
@@ -169,49 +98,6 @@ class Tree:
             else:
                 high = middle - 1
         return low
-
-    def boundary(self, walk: Walk, limit: int, *, resident: bool = False) -> int:
-        """Return the longest prefix that may be served, at most ``limit`` pages.
-
-        Args:
-            walk: What the tree covers of a key.
-            limit: Longest prefix wanted.
-            resident: Whether pages that are still LOADING do not count.
-        """
-        end = min(limit, walk.covered)
-        if resident:
-            for node in walk.path:
-                if node.loads[self.backbone] is not None:
-                    end = min(end, node.start)
-                    break
-        while True:
-            shorter = end
-            for pool, window in self.windows:
-                shorter = self._window_boundary(
-                    walk.path, pool, window, shorter, resident=resident
-                )
-            # A shorter boundary has another window: all pools must agree on one.
-            if shorter == end:
-                return end
-            end = shorter
-
-    def _window_boundary(
-        self, path: list[Node], pool: int, window: int, end: int, *, resident: bool
-    ) -> int:
-        """Return the longest boundary up to ``end`` whose trailing pages are there."""
-        best, run_start = 0, 0
-        for node in path:
-            if node.start >= end:
-                break
-            absent = node.pages[pool] is None
-            if absent or (resident and node.loads[pool] is not None):
-                run_start = node.end
-                continue
-            last = min(node.end, end)
-            # The window is clipped at the root, where a run always starts whole.
-            if run_start == 0 or last - run_start >= window:
-                best = last
-        return best
 
     def pages_on(self, node: Node, pool: int) -> array[int]:
         """Return the page ids from the root down to a node; -1 where ABSENT."""
@@ -356,15 +242,6 @@ class Tree:
         name = self.last_hash(root)
         if not root.children and not root.locks and self.roots.get(name) is root:
             del self.roots[name]
-
-    def forget_store(self) -> None:
-        """Count no node as stored."""
-        for node in self.nodes():
-            if node.clean:
-                assert node.parent is not None
-                node.parent.unclean += 1
-            node.stored, node.clean, node.attempts = False, False, 0
-        self.clean_pages = 0
 
     def clear(self) -> list[Node]:
         """Let every node leave the tree, and return them."""

@@ -11,7 +11,9 @@ from hypothesis import given, strategies as st
 
 from asyncache.core import InvariantError, hash_pages, root_hash
 from asyncache.core._agenda import Load
-from asyncache.core._tree import Node, Tree
+from asyncache.core._boundaries import servable
+from asyncache.core._node import Node
+from asyncache.core._tree import Tree
 from tests.core.cluster import FULL, layout_of, pack, window_pool
 
 LAYOUT = layout_of()
@@ -183,14 +185,14 @@ def test_a_boundary_is_the_longest_that_every_pool_can_serve(
         )
 
     legal = [end for end in range(min(limit, walk.covered) + 1) if is_legal(end)]
-    assert tree.boundary(walk, limit, resident=resident) == max(legal)
+    assert servable(tree, walk, limit, resident=resident) == max(legal)
 
 
 def test_a_window_wider_than_the_prompt_needs_all_of_it():
     tree = Tree(layout_of(FULL, replace(window_pool(100), name="wide")))
     node = grow(tree, tree.root(NAME), [1, 2, 3, 4])
     walk = tree.walk(tree.root(NAME), pack([1, 2, 3, 4]))
-    assert tree.boundary(walk, 2) == 2
+    assert servable(tree, walk, 2) == 2
     node.pages[1] = None
-    assert tree.boundary(walk, 2) == 0
+    assert servable(tree, walk, 2) == 0
     assert list(tree.pages_on(node, 1)) == [-1, -1]

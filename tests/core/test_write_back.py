@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncache.core import FAILED, GOOD, PARENT_MISSING, FactKind, PageState, lru
+from asyncache.core._offloads import num_clean
 from tests.core.cluster import Cluster, pack
 
 STEM = [1] * 6
@@ -37,7 +38,7 @@ def stored(cluster: Cluster) -> list[int]:
 
 
 def clean(cluster: Cluster) -> int:
-    return cluster.first.state.num_clean()
+    return num_clean(cluster.first.state)
 
 
 def test_what_is_saved_above_unsaved_leaves_is_not_clean():
