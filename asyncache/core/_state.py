@@ -117,6 +117,8 @@ class State:
         self.reading: dict[Node, int] = {}
         # Requests that wait for a reservation, by sequence number.
         self.waiting: dict[int, Request] = {}
+        # What there was when the first of them was refused: it need not be asked again.
+        self.refused: tuple[int, ...] | None = None
         # Requests with a commit that could not be published yet.
         self.parked: dict[int, Request] = {}
         # Nodes to be offloaded, oldest first.
