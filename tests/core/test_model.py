@@ -13,7 +13,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncache.core import Asked, FactKind, LookupPlan, PageHash, Pool, restorable
+from asyncache.core import (
+    Asked,
+    FactKind,
+    LookupPlan,
+    PageHash,
+    Pool,
+    fifo,
+    filo,
+    lfu,
+    lru,
+    mru,
+    priority,
+    restorable,
+    slru,
+)
 from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
 
 WINDOW = 2
@@ -29,28 +43,41 @@ names = st.sampled_from([None, None, "a"])
 class Model(RuleBasedStateMachine):
     """One replica, and a set of (namespace, prefix) for each pool.
 
-    The model knows evictions by asking which leaf is the least recently used, by a look
-    at all of them, before the replica evicts. Nothing is ever taken from the replica's
-    answer.
+    The model knows evictions by asking which leaf a policy takes first, by a look at all
+    of them, before the replica evicts. Nothing is ever taken from the replica's answer.
     """
 
     pools: tuple[Pool, ...] = (FULL,)
 
-    @initialize(num_pages=st.sampled_from([11, 14, 20]))
-    def begin(self, num_pages) -> None:
+    @initialize(
+        num_pages=st.sampled_from([11, 14, 20]),
+        policy=st.sampled_from([lru, lru, mru, lfu, fifo, filo, slru, priority]),
+    )
+    def begin(self, num_pages, policy) -> None:
         sizes = {pool.name: num_pages if pool is FULL else 11 for pool in self.pools}
-        self.cluster = Cluster(layout_of(*self.pools), sizes, attach=False, requests=4)
+        self.policy = policy
+        self.cluster = Cluster(
+            layout_of(*self.pools), sizes, attach=False, requests=4, policy=policy
+        )
         self.resident: list[set[tuple[str | None, bytes]]] = [set() for _ in self.pools]
         self.num_evicted = 0
         self.gone: dict = {}
 
     # What happens.
 
-    @rule(tokens=prompts, name=names, keep=st.sampled_from([False, False, True]))
-    def serve(self, tokens, name, keep) -> None:
+    @rule(
+        tokens=prompts,
+        name=names,
+        keep=st.sampled_from([False, False, True]),
+        urgency=st.integers(0, 2),
+    )
+    def serve(self, tokens, name, keep, urgency) -> None:
         """Restore, compute and commit a request, as far as there is room."""
         cluster = self.cluster
-        if len(cluster.requests) == 4 or (seq := cluster.open(tokens, name)) is None:
+        if len(cluster.requests) == 4:
+            return
+        seq = cluster.open(tokens, name, priority=urgency)
+        if seq is None:
             return
         expected = self.longest(tokens, name)
         cluster.do("restore", seq)
@@ -114,7 +141,10 @@ class Model(RuleBasedStateMachine):
         )
 
     def evict(self, pool: int, num_needed: int) -> None:
-        """Forget, least recently used first, until there is room in a pool."""
+        """Forget, in the order of the policy, until there is room in a pool.
+
+        Pages of windows go least recently used first, whatever the policy.
+        """
         state = self.cluster.first.state
         # Pages that go from the tail of each node: all, but for the last node.
         gone: dict = self.gone if pool else {}
@@ -140,7 +170,8 @@ class Model(RuleBasedStateMachine):
                     and n not in tombstones
                 ]
             # What is left of a leaf is a new node.
-            victim = min(nodes, key=lambda n: (n.used, n in gone, n.serial))
+            first = lru if pool else self.policy
+            victim = min(nodes, key=lambda n: (*first(n), n in gone, n.serial))
             count = left = self.left(victim)
             if pool:
                 tombstones.add(victim)
