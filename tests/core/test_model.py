@@ -43,8 +43,9 @@ names = st.sampled_from([None, None, "a"])
 class Model(RuleBasedStateMachine):
     """One replica, and a set of (namespace, prefix) for each pool.
 
-    The model knows evictions by asking which leaf a policy takes first, by a look at all
-    of them, before the replica evicts. Nothing is ever taken from the replica's answer.
+    The model knows evictions by asking which leaf a policy takes first, by a look at
+    all of them, before the replica evicts. Nothing is ever taken from the replica's
+    answer.
     """
 
     pools: tuple[Pool, ...] = (FULL,)
