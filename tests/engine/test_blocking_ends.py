@@ -330,10 +330,13 @@ def test_a_thread_that_is_killed_while_it_opens_leaves_nothing(is_stopped):
 def test_what_did_not_stop_opening_in_time_is_waited_for_by_close():
     class Stubborn(SlowStore):
         async def open(self):
-            while cache._thread is None:
-                await turns(1)
-            await interrupt(cache._thread._changed)
-            await outlast(opened)
+            try:
+                while cache._thread is None:
+                    await turns(1)
+                await interrupt(cache._thread._changed)
+            finally:
+                # The signal may have the opening cancelled before it was seen to come.
+                await outlast(opened)
 
     store, opened = Stubborn(), anyio.Event()
     cache = new_cache(store, limits=SHORT)
