@@ -154,24 +154,27 @@ def _drop_hit(state: State, request: Request) -> None:
     _take_promise(state, request)
 
 
-def _room(state: State, seq: int) -> tuple[int, ...] | None:
+def _room(state: State, request: Request) -> tuple[int, ...] | None:
     """Return what a refusal depends on; None where windows make that too much."""
     if state.tree.windows:
         return None
     counts = [count for ledger in state.ledgers for count in ledger.counts]
-    return (seq, state.promised, state.tree.locked_pages, state.generation, *counts)
+    prompt = (request.seq, request.num_tokens, state.generation)
+    return (*prompt, state.promised, state.tree.version, *counts)
 
 
 def grant(state: State) -> list[Request]:
     """Reserve for waiting requests in sequence order; return those that got theirs."""
     granted: list[Request] = []
     for seq in sorted(state.waiting):
-        request, room = state.waiting[seq], _room(state, seq)
+        request = state.waiting[seq]
+        room = _room(state, request)
         # Asked after every call: who was refused is, until something has changed.
         if room is not None and room == state.refused:
             break
         if not try_reserve(state, request, match=True):
-            state.refused = room
+            # Read anew, for the attempt pinned and unpinned.
+            state.refused = _room(state, request)
             break
         del state.waiting[seq]
         granted.append(request)

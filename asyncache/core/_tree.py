@@ -58,6 +58,8 @@ class Tree:
         """RESIDENT pages of the backbone that some pin keeps."""
         self.clean_pages = 0
         """Those of nodes that are clean: no pin keeps them, and nothing is lost."""
+        self.version = 0
+        """Counts locks, unlocks, and nodes that come and go."""
         self._serial = 0
 
     # Looking up changes nothing.
@@ -226,6 +228,7 @@ class Tree:
 
     def detach(self, node: Node) -> None:
         """Take a node out of the tree, with all below it."""
+        self.version += 1
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.stride]]
@@ -285,6 +288,7 @@ class Tree:
             node = node.parent
 
     def _enroll(self, node: Node) -> None:
+        self.version += 1
         self._serial += 1
         node.serial = self._serial
         self.num_nodes += 1
@@ -297,6 +301,7 @@ class Tree:
         With ``below``, an ancestor whose lock this one takes over: only what lies
         between them is not locked yet.
         """
+        self.version += 1
         step: Node | None = node
         while step is not below and step is not None:
             if not step.locks:
@@ -306,6 +311,7 @@ class Tree:
 
     def unlock(self, node: Node) -> None:
         """Undo one :meth:`lock` of this node."""
+        self.version += 1
         step: Node | None = node
         while step is not None:
             require(step.locks > 0, "an unlocked node was locked", step)

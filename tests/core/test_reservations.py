@@ -222,3 +222,20 @@ def test_pages_that_were_promised_and_are_not_there_are_a_bug():
     cluster.do("extend", cluster.open([1] * 6), 6)
     with pytest.raises(InvariantError, match="eviction finds what was promised 0"):
         cluster.first.state.take(0, 2, PageState.REQUEST)
+
+
+def test_a_refused_request_is_asked_again_once_more_of_it_is_known():
+    """No count has changed: only what of its prompt the tree is asked for."""
+    cluster = Cluster(num_pages=8, attach=False)
+    tokens = list(range(13))
+    holder = cluster.open(tokens)
+    cluster.do("extend", holder, 13)
+    cluster.forward([holder])
+    cluster.finish_forward(cluster.first)
+    cluster.step()
+    cluster.do("commit", holder, 13)
+    waiting = cluster.open(tokens[:3], reserve=11)
+    cluster.do("restore", waiting)
+    assert cluster.request(waiting).promise == 0
+    cluster.do("append", waiting, pack(tokens[3:]))
+    assert cluster.request(waiting).hit == 6
