@@ -76,6 +76,10 @@ class Queues(ABC):
         """Make this call in the driver's thread, soon after a vote that came there."""
 
     @abstractmethod
+    def clock(self) -> float:
+        """Return the seconds that :meth:`call_later` goes by, monotonic."""
+
+    @abstractmethod
     def call_later(
         self, after_s: float, call: Callable[[*Ts], object], *args: *Ts
     ) -> Timer:
@@ -128,6 +132,9 @@ class OneLoop(Queues):
     def wake(self, settle: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody looks any more
             self._loop.call_soon(settle)
+
+    def clock(self) -> float:
+        return self._loop.time()
 
     def call_later(
         self, after_s: float, call: Callable[[*Ts], object], *args: *Ts

@@ -7,7 +7,6 @@ which are reached through the queues: they may be in another.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeVar, assert_never
@@ -82,7 +81,7 @@ class Runtime(Generic[Q]):
         self.reports: Reports[Q] = Reports()
         self.is_closed = False
         self.board = Board(limits.gate_s, queues, self._gate_timed_out)
-        self.health = Health(limits, time.monotonic, self._pass_on)
+        self.health = Health(limits, queues.clock, self._pass_on)
         self.driver = Driver(
             replica,
             plans=self,

@@ -87,6 +87,9 @@ class TwoThreads(Queues):
     def wake(self, settle: Callable[[], None]) -> None:
         """Do nothing: all that votes here settles afterwards, and so does a turn."""
 
+    def clock(self) -> float:
+        return time.monotonic()
+
     def call_later(
         self, after_s: float, call: Callable[[*Ts], object], *args: *Ts
     ) -> Timer:
