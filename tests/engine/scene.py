@@ -1,18 +1,20 @@
 """What tests of the engine set up: a small model whose pages tell what they mean.
 
-A page's bytes are a function of its layer and of all tokens up to its end, so a page
-that was given to two, read before it landed or loaded into the wrong place shows. Pools
-begin poisoned: nothing but a copy of the right page makes a page right.
+A page's bytes are a function of its layer, of all tokens up to its end, of the weights
+and of the namespace, so a page that was given to two, read before it landed or loaded
+into the wrong place shows. Pools begin poisoned: nothing but a copy of the right page
+makes a page right.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.lowlevel
@@ -39,6 +41,13 @@ KV = AttentionPool(num_layers=2, num_kv_heads=1, head_dim=4, dtype="uint8")
 LAYOUT = KVLayout(model="scene", page_tokens=PAGE, pools=(KV,))
 POISON = 0xFF
 LIMITS = Limits(close_s=5.0, retry_s=0.001, breaker_s=0.001)
+REVISIONS = (LAYOUT, replace(LAYOUT, revision="v2"), replace(LAYOUT, revision="v3"))
+NAMESPACES = (None, "tenant-1", "tenant-2")
+MEANINGS = {
+    root_hash(layout, namespace): (layout, namespace)
+    for layout, namespace in itertools.product(REVISIONS, NAMESPACES)
+}
+"""Weights and namespace of the prefixes whose pages are checked, by their root."""
 
 
 def prompt(num_pages: int, *, seed: int = 0) -> list[int]:
@@ -49,12 +58,19 @@ def prompt(num_pages: int, *, seed: int = 0) -> list[int]:
 # What a page means.
 
 
-def content(tokens: Sequence[int], position: int, pool=KV, layout=LAYOUT) -> bytes:
+def content(
+    tokens: Sequence[int],
+    position: int,
+    pool=KV,
+    layout=LAYOUT,
+    namespace: Namespace = None,
+) -> bytes:
     """Return the bytes of the page at a position of a prompt, all layers."""
     prefix = array("i", tokens[: (position + 1) * layout.page_tokens]).tobytes()
     space = layout.space(pool)
+    whose = f"{pool.name} {layout.revision} {namespace!r}"
     return b"".join(
-        hashlib.shake_128(f"{pool.name} {layer}".encode() + prefix).digest(
+        hashlib.shake_128(f"{whose} {layer}".encode() + prefix).digest(
             space.layer_bytes
         )
         for layer in range(space.num_layers)
@@ -78,19 +94,32 @@ def snapshot(device: Device, pool: str = "kv") -> list[bytes]:
 
 
 def compute(device: Device, request: Request, tokens: Sequence[int], start=0) -> None:
-    """Fill a request's whole pages from a position on, as a forward would."""
+    """Fill a request's whole pages from a position on, as a forward would.
+
+    With the weights of now, whatever those below were computed with.
+    """
+    layout = request._runtime.replica._state.layout
+    namespace = request._prompt.namespace
     table = request.page_table["kv"]
     for position in range(start, min(len(table), len(tokens) // PAGE)):
-        write(device, table[position], content(tokens, position))
+        data = content(tokens, position, layout=layout, namespace=namespace)
+        write(device, table[position], data)
 
 
 def check_pages(
     device: Device, request: Request, tokens: Sequence[int], num_tokens: int
 ) -> None:
     """Raise unless the leading pages of a request hold what they mean."""
+    layout, namespace = meaning(request)
     table = request.page_table["kv"]
     for position in range(num_tokens // PAGE):
-        assert read(device, table[position]) == content(tokens, position), position
+        wanted = content(tokens, position, layout=layout, namespace=namespace)
+        assert read(device, table[position]) == wanted, position
+
+
+def meaning(request: Request) -> tuple[KVLayout, Namespace]:
+    """Return the weights and the namespace that a request's hit is of."""
+    return MEANINGS.get(request._state.root_hash, (LAYOUT, request._prompt.namespace))
 
 
 # Stores.
@@ -115,7 +144,7 @@ async def store_pages(
     """Put a prompt's whole pages into a store, as another process did before."""
     names = keys(tokens, namespace, pool, layout)
     pages = [
-        [memoryview(content(tokens, position, pool, layout))]
+        [memoryview(content(tokens, position, pool, layout, namespace))]
         for position in range(len(names))
     ]
     await store.put(names, pages)
@@ -179,9 +208,11 @@ class Scene:
         """Page counts of the attention pool."""
         return self.cache.statistics().replica.pools["kv"]
 
-    async def serve(self, tokens: Sequence[int], **restore: float) -> int:
+    async def serve(
+        self, tokens: Sequence[int], *, namespace: Namespace = None, **restore: float
+    ) -> int:
         """Serve a prompt from its restore to its commit; return the hit's length."""
-        with self.cache.request(tokens) as request:
+        with self.cache.request(tokens, namespace=namespace) as request:
             hit = await (await request.restore(**restore)).wait()
             self.finish(request, tokens, hit.num_tokens)
             return hit.num_tokens
@@ -226,20 +257,33 @@ class Scene:
         assert not runtime.board._waiters
         assert not runtime.driver._votes.said()
         assert not runtime.driver._open_brackets
+        assert not runtime._given_up
         if runtime.transfers is not None:
             assert not runtime.transfers._vouched
-        # What is in the tree is what it means, whatever was cancelled before.
-        for name, root in self.replica._state.tree.roots.items():
-            if name == root_hash(LAYOUT):
-                self._check_tree(root, b"")
+            assert not runtime.transfers._scopes
+            assert not runtime.transfers._timers
+        self._check_tree()
 
-    def _check_tree(self, node, prefix: bytes) -> None:
-        for child in node.children.values():
-            tokens = array("i", prefix + child.edge)
-            for index, page in enumerate(child.pages[0]):
-                wanted = content(tokens, child.start + index)
-                assert read(self.device, page) == wanted, (child, index)
-            self._check_tree(child, prefix + child.edge)
+    def _check_tree(self) -> None:
+        """Raise unless each page in the tree is what its prefix means."""
+        for (layout, namespace), node, tokens in self.nodes():
+            for index, page in enumerate(node.pages[0]):
+                position = node.start + index
+                wanted = content(tokens, position, layout=layout, namespace=namespace)
+                assert read(self.device, page) == wanted, (node, index)
+
+    def nodes(self):
+        """Yield what it means, the node and its tokens from the first, for each."""
+        for name, root in self.replica._state.tree.roots.items():
+            if name in MEANINGS:
+                for node, prefix in _below(root, b""):
+                    yield MEANINGS[name], node, array("i", prefix)
+
+
+def _below(node, prefix: bytes):
+    for child in node.children.values():
+        yield child, prefix + child.edge
+        yield from _below(child, prefix + child.edge)
 
 
 @asynccontextmanager
