@@ -43,6 +43,7 @@ from asyncache.core._hashes import (
     hash_pages,
     root_hash,
 )
+from asyncache.core._holdings import Holding, Resident
 from asyncache.core._layout import (
     ITEM_BYTES,
     AttentionPool,
@@ -67,6 +68,7 @@ from asyncache.core._policies import (
     slru,
 )
 from asyncache.core._replica import Replica
+from asyncache.core._stages import STAGES, Stage
 from asyncache.core._state import Bounds
 from asyncache.core._tokens import (
     MAX_TOKEN,
@@ -84,6 +86,7 @@ __all__ = [
     "ITEM_BYTES",
     "MAX_TOKEN",
     "PARENT_MISSING",
+    "STAGES",
     "TOKEN_BYTES",
     "AbortedError",
     "AskStore",
@@ -99,6 +102,7 @@ __all__ = [
     "Ended",
     "Fact",
     "FactKind",
+    "Holding",
     "InvariantError",
     "KVLayout",
     "Key",
@@ -121,9 +125,11 @@ __all__ = [
     "Replica",
     "ReplicaStatistics",
     "RequestState",
+    "Resident",
     "Restored",
     "Settled",
     "Shortened",
+    "Stage",
     "StartLoad",
     "StartOffload",
     "Stop",

@@ -7,11 +7,9 @@ Promises are kept. What is open has a place, and what is done has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Iterable, Iterator
 
 from asyncache.core._agenda import (
-    Bracket,
     Load,
     Lookup,
     Offload,
@@ -21,6 +19,7 @@ from asyncache.core._agenda import (
 )
 from asyncache.core._errors import require
 from asyncache.core._eviction import is_evictable
+from asyncache.core._holdings import holdings, orphans
 from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
 from asyncache.core._offloads import is_due
@@ -48,7 +47,7 @@ def check(state: State) -> None:
 
 def _check_pages(state: State) -> None:
     places: list[dict[int, PageState]] = [{} for _ in state.ledgers]
-    for pool, pages, held in _holdings(state):
+    for pool, pages, held, _ in holdings(state):
         for page in pages:
             twice = page in places[pool]
             require(not twice, "a page is in one place", pool, page, held)
@@ -61,35 +60,6 @@ def _check_pages(state: State) -> None:
             require(
                 named is held, "the ledger knows the place", pool, page, named, held
             )
-
-
-def _holdings(state: State) -> Iterator[tuple[int, Sequence[int], PageState]]:
-    """Yield (pool, pages, state) of everything that holds pages."""
-    for node in [*state.tree.nodes(), *_orphans(state)]:
-        for pool, run in enumerate(node.pages):
-            held = PageState.TREE if node.loads[pool] is None else PageState.TRANSIT
-            yield pool, run or (), held
-    for transaction in state.agenda.open.values():
-        if isinstance(transaction, Request):
-            for pool, own in enumerate(transaction.own):
-                mine = list(compress(transaction.tables[pool], own))
-                yield pool, mine, PageState.REQUEST
-                yield pool, transaction.spare[pool], PageState.REQUEST
-    owners: list[Load | Bracket] = list(state.brackets.values())
-    owners += [t for t in state.agenda.open.values() if isinstance(t, Load)]
-    for owner in owners:
-        for pool, pages in owner.held:
-            yield pool, pages, PageState.QUARANTINE
-
-
-def _orphans(state: State) -> list[Node]:
-    """Return the nodes that a reset took out of the tree and some pin still needs."""
-    orphans: dict[Node, None] = {}
-    for anchor in state.pins:
-        for node in state.tree.above(anchor):
-            if not node.attached and not any(node.loads):
-                orphans[node] = None
-    return list(orphans)
 
 
 def _check_node(state: State, node: Node) -> None:
@@ -172,7 +142,7 @@ def _check_locks(state: State) -> None:
             locks[step] = locks.get(step, 0) + count
             step = step.parent
     locked = 0
-    for node in [*state.tree.nodes(), *_orphans(state)]:
+    for node in [*state.tree.nodes(), *orphans(state)]:
         require(node.locks == locks.get(node, 0), "locks are pins", node)
         if node.loads[state.tree.backbone] is None:
             locked += (node.end - node.start) * bool(node.locks)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from asyncache.core import _invariants
+from asyncache.core import _holdings, _invariants, _stages
 from asyncache.core._agenda import Load, Request
 from asyncache.core._boundaries import servable
 from asyncache.core._hashes import Namespace, root_hash
+from asyncache.core._holdings import Holding, Resident
 from asyncache.core._ledger import PageState
+from asyncache.core._stages import Stage
 from asyncache.core._state import State
 
 
@@ -98,6 +100,23 @@ class Look:
     def check_invariants(self) -> None:
         """Raise InvariantError unless every law of the state holds."""
         _invariants.check(self._state)
+
+    def holdings(self) -> Iterator[Holding]:
+        """Yield all that holds pages, from scratch; for checks."""
+        return _holdings.holdings(self._state)
+
+    def residents(self) -> Iterator[Resident]:
+        """Yield all pages that anyone may be given as a hit; for checks."""
+        return _holdings.residents(self._state)
+
+    def stages(self) -> dict[int, Stage]:
+        """Return where each open transaction is, by sequence number."""
+        return _stages.stages(self._state)
+
+    @property
+    def digest(self) -> int:
+        """Of all calls and verdicts so far: it changes with each."""
+        return self._state.digest
 
     def dump(self) -> tuple[object, ...]:
         """Return the whole replicated state as values, for comparing replicas."""
