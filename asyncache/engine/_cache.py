@@ -8,7 +8,7 @@ from typing import Self
 
 import anyio
 
-from asyncache.core import ClosedError, Namespace
+from asyncache.core import ClosedError, Namespace, OrderError
 from asyncache.engine._base_cache import BaseCache
 from asyncache.engine._base_request import Prompt
 from asyncache.engine._limits import check_deadline
@@ -142,12 +142,17 @@ class KVCache(BaseCache[Request]):
 
     def _check_gone(self, home: asyncio.Task[None]) -> None:
         if home.done():
-            self._home = None
+            self._forget_home(home)
             error = None if home.cancelled() else home.exception()
             if error is not None:
                 raise error
             return
         raise self._not_gone()
+
+    def _forget_home(self, home: asyncio.Task[None]) -> None:
+        """Have no such task, unless another has moved in meanwhile."""
+        if self._home is home:
+            self._home = None
 
     # A store that comes and goes.
 
@@ -159,20 +164,28 @@ class KVCache(BaseCache[Request]):
         Cancelled, or if the store cannot be opened, nothing is attached.
 
         Raises:
-            OrderError: If one is attached already.
+            OrderError: If one is attached already, or :meth:`detach` took this one away
+                while it was opened.
             StoreError: If the store cannot be used at all.
         """
         late, runtime = self._link_late(store, linker), self._open_runtime()
         # So that nobody else attaches, and a close in the meantime finds what to stop.
-        self._linker, runtime.transfers = late, runtime.new_transfers(late)
+        transfers = runtime.new_transfers(late)
+        self._linker, runtime.transfers = late, transfers
         try:
-            await self._move_in(late, runtime.transfers)
+            await self._move_in(late, transfers)
+            _check_running(transfers)
             runtime.call(runtime.replica.calls.attach)
         except BaseException:
-            self._linker = runtime.transfers = None
+            self._forget(runtime, transfers)
             if self._home is not None and self._home.done():
                 self._home = None
             raise
+
+    def _forget(self, runtime: Runtime[Request], transfers: Transfers) -> None:
+        """Have no store, unless another was attached meanwhile."""
+        if runtime.transfers is transfers:
+            self._linker = runtime.transfers = None
 
     async def detach(self) -> None:
         """Take the store away, close it, and keep no trace of it; go on without.
@@ -187,13 +200,15 @@ class KVCache(BaseCache[Request]):
         runtime.check_usable()
         if home is None or runtime.transfers is None:
             return
+        transfers = runtime.transfers
         runtime.call(runtime.replica.calls.detach)
-        runtime.transfers.stop_all()
+        transfers.stop_all()
         try:
             await self._move_out(home)
         finally:
             if home.done():
-                self._home = self._linker = runtime.transfers = None
+                self._forget_home(home)
+                self._forget(runtime, transfers)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -278,6 +293,11 @@ class KVCache(BaseCache[Request]):
         prompt: Prompt,
     ) -> Request:
         return Request(runtime, prompt)
+
+
+def _check_running(transfers: Transfers) -> None:
+    if not transfers.is_running:
+        raise OrderError("the store was detached while it was attached")
 
 
 async def _wait(

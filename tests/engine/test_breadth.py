@@ -11,7 +11,7 @@ from asyncache import content_tokens, lfu
 from asyncache.core import FactKind, OrderError, StoreError
 from asyncache.engine import ReadOnly, WriteBack, WriteThrough
 from asyncache.stores import FileStore, MemoryStore, TieredStore
-from asyncache.testing import GateStore, cancel_nth
+from asyncache.testing import Gate, GateStore, cancel_nth
 from tests.engine.blocking import blocking_scene
 from tests.engine.scene import (
     PAGE,
@@ -172,6 +172,48 @@ async def test_attach_and_detach_may_be_cancelled_at_every_await():
         assert await view.serve(OTHER) == 3 * PAGE
 
     await cancel_nth(scenario, fresh=scene, check=check)
+
+
+async def test_a_store_that_is_detached_while_it_is_attached_is_not_attached():
+    class Slow(KeptStore):
+        gate = Gate()
+
+        async def open(self) -> None:
+            await self.gate.pass_through()
+
+    async with scene() as view, anyio.create_task_group() as group:
+        store = Slow(2**20)
+
+        async def attach() -> None:
+            with pytest.raises(OrderError, match="was detached while"):
+                await view.cache.attach(store)
+
+        group.start_soon(attach)
+        await store.gate.wait_arrived()
+        group.start_soon(view.cache.detach)
+        await turns(1)
+        store.gate.open()
+        while view.cache._home is not None:
+            await turns(1)
+        assert await view.serve(TOKENS) == 0
+        await view.cache.attach(await kept_store(OTHER))
+        assert await view.serve(OTHER) == 3 * PAGE
+
+
+async def test_two_may_detach_one_store_and_one_of_them_attach_another():
+    store, others = await kept_store(TOKENS), await kept_store(OTHER)
+    async with scene(store) as view:
+
+        async def exchange() -> None:
+            await view.cache.detach()
+            await view.cache.attach(others)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange)
+            group.start_soon(view.cache.detach)
+        assert (store.num_closed, getattr(others, "num_closed", 0)) == (1, 0)
+        assert await view.serve(OTHER) == 3 * PAGE
+    assert others.num_closed == 1
 
 
 # Reset.
