@@ -77,6 +77,8 @@ class Runtime(Generic[Q]):
         self._deadlines: dict[int, Timer] = {}
         self._given_up: dict[int, Stage] = {}
         """Where open requests were when they gave up their last restore."""
+        self._late: set[int] = set()
+        """Requests that gave up a lookup which is still open."""
         self._resting: set[Signal] = set()
         self.reports: Reports[Q] = Reports()
         self.is_closed = False
@@ -186,6 +188,7 @@ class Runtime(Generic[Q]):
         if state.lookup is not None:
             if self.transfers is not None:
                 self.queues.out(self.transfers.stop, state.lookup.seq)
+            self._late.add(state.seq)
             self.driver.answer(state.lookup.seq, [])
         elif state.wait is not None:
             self.driver.sink(state.wait.seq, 0)
@@ -194,6 +197,7 @@ class Runtime(Generic[Q]):
     def suspend(self, state: State) -> None:
         """Take all back from a request; its clock too: it would end a later restore."""
         self.call(self.replica.calls.suspend, state)
+        self._late.discard(state.seq)
         self._cancel_deadline(state)
 
     def finish(self, state: State, *, aborted: bool) -> None:
@@ -328,10 +332,16 @@ class Runtime(Generic[Q]):
         if request is not None:
             loads = [self.board.progress(load.seq) for load in state.needs]
             request._told_restored(device_tokens, loads)  # noqa: SLF001 - as above
+        if state.seq in self._late:
+            self._late.discard(state.seq)
+            if state.wait is not None:
+                # It may stand on what others load, and has no time left for that.
+                self.driver.sink(state.wait.seq, 0)
 
     def _ended(self, state: State, request: Q | None, *, aborted: bool) -> None:
         self._cancel_deadline(state)
         self._given_up.pop(state.seq, None)
+        self._late.discard(state.seq)
         if aborted:
             self.counters.aborted += 1
         else:

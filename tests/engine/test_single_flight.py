@@ -105,3 +105,24 @@ async def test_a_longer_prompt_loads_only_what_the_shorter_one_does_not():
             with anyio.fail_after(5):
                 await hit.wait()
             check_pages(view.device, long, tokens, 5 * PAGE)
+
+
+@pytest.mark.parametrize("deadline_s", [0, 0.02])
+async def test_who_has_no_time_for_a_lookup_has_none_for_a_load_of_others(deadline_s):
+    tokens = prompt(3)
+    store = await gate_store(tokens, is_open=True)
+    store.get_gate.close()
+    async with scene(store, num_pages=16) as view:
+        with view.cache.request(tokens) as patient:
+            load = await patient.restore()
+            await store.get_gate.wait_arrived()
+            store.contains_gate.close()
+            with view.cache.request(prompt(3)[: 2 * PAGE] + prompt(3, seed=2)) as other:
+                hit = await other.restore(deadline_s=deadline_s)
+                assert hit.settled
+                assert hit.num_tokens == 0
+                assert other.page_table["kv"].tolist() == []
+            assert load.num_tokens == 3 * PAGE
+            store.contains_gate.open()
+            store.get_gate.open()
+            await load.wait()
