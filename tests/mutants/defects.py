@@ -1,0 +1,911 @@
+"""Deliberate defects: a programmer's mistakes, each of which breaks a law.
+
+Every one leaves the happy path as it was. ``old`` stands exactly once in its file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Defect(NamedTuple):
+    name: str
+    law: str
+    path: str
+    """Below ``asyncache/``."""
+    old: str
+    new: str
+
+
+DEFECTS = [
+    # Loads: publish after land, no reuse before quiescence.
+    Defect(
+        "a load that nothing was said of counts as done, before its bytes came",
+        "L1",
+        "core/_votes.py",
+        """\
+        for seq, share in ballot.shares.items():
+""",
+        """\
+        for seq, transaction in ballot.table.items():
+            if type(transaction).__name__ == "Load" and seq not in self._claims:
+                vector[HEADER_INTS + 2 * transaction.place + 1] = 1
+        for seq, share in ballot.shares.items():
+""",
+    ),
+    Defect(
+        "a load ends before the load above it has",
+        "L1",
+        "core/_loads.py",
+        """\
+    if any(node.loads[pool] not in {None, load} for node in above for pool in full):
+        return
+""",
+        """\
+    del above, full
+""",
+    ),
+    Defect(
+        "a load that falls short keeps its first bad page",
+        "L1",
+        "core/_loads.py",
+        "cut(state, load, load.start + claim)",
+        "cut(state, load, load.start + claim + 1)",
+    ),
+    Defect(
+        "a hit settles when the first of its loads has landed",
+        "L1",
+        "core/_loads.py",
+        """\
+        del request.needs[load]
+        if not request.needs:
+            settle(state, request)
+""",
+        """\
+        del request.needs[load]
+        settle(state, request)
+""",
+    ),
+    Defect(
+        "what was to be committed above a cut is committed all the same",
+        "L1",
+        "core/_loads.py",
+        """\
+    request.want = 0
+    # A load""",
+        """\
+    # A load""",
+    ),
+    Defect(
+        "pages of a load that was cut are free before its copy has stopped",
+        "L2",
+        "core/_loads.py",
+        """\
+    state.ledgers[pool].move(run, PageState.TRANSIT, PageState.QUARANTINE)
+    load.held.append((pool, run))
+""",
+        """\
+    state.ledgers[pool].give(run, PageState.TRANSIT)
+""",
+    ),
+    Defect(
+        "a load that lost a page is over at once, though it still copies",
+        "L2",
+        "core/_verdicts.py",
+        """\
+        if news.is_quiet(load):
+            end_load(state, load)
+""",
+        """\
+        end_load(state, load)
+""",
+    ),
+    Defect(
+        "cancelling one request cuts a load that another awaits",
+        "L6",
+        "core/_loads.py",
+        """\
+    for load in needs:
+        del load.interest[request]
+    for load in needs:
+        if not load.interest:
+            cut(""",
+        """\
+    for load in needs:
+        del load.interest[request]
+    for load in needs:
+        if load:
+            cut(""",
+    ),
+    Defect(
+        "nobody tells a transfer that its load was cut",
+        "L10",
+        "core/_loads.py",
+        """\
+        state.effects.append(Stop(load.seq))
+""",
+        "",
+    ),
+    Defect(
+        "a load that failed is tried again by the request that it failed",
+        "L8",
+        "core/_loads.py",
+        "request.barred = request.barred or not resident",
+        "request.barred = False",
+    ),
+    Defect(
+        "promises stand though the pages behind them are in quarantine",
+        "L4",
+        "core/_loads.py",
+        """\
+    demote(state, fallen)
+""",
+        "",
+    ),
+    # Commits and the brackets of forwards.
+    Defect(
+        "a commit over a hit that has yet to land is published at once",
+        "L1",
+        "core/_commits.py",
+        "if request.want > request.shared and not request.needs:",
+        "if request.want > request.shared:",
+    ),
+    Defect(
+        "a commit shares a page of which only a part was computed",
+        "L1",
+        "core/_requests.py",
+        "request.want = max(request.want, num_tokens // state.tree.page_tokens)",
+        "request.want = max(request.want, pages_of(state, num_tokens))",
+    ),
+    Defect(
+        "a commit that waits for a load survives the truncation of its tokens",
+        "L1",
+        "core/_requests.py",
+        """\
+    request.want = min(request.want, num_tokens // state.tree.page_tokens)
+""",
+        "",
+    ),
+    Defect(
+        "a commit that waits for a load is lost when its request ends well",
+        "L6",
+        "core/_verdicts.py",
+        " and news.is_quiet(request) and not is_parked(request):",
+        " and news.is_quiet(request) | is_parked(request):",
+    ),
+    Defect(
+        "page ids of a request change when others have shared the same tokens",
+        "L2",
+        "core/_commits.py",
+        """\
+    state.unpin(request.anchor)
+    request.anchor = node
+    return True
+""",
+        """\
+    state.unpin(request.anchor)
+    request.anchor = node
+    for pool in state.tree.full:
+        table, own = request.tables[pool], request.own[pool]
+        twice = [table[place] for place in range(node.end) if own[place]]
+        state.release(pool, twice, PageState.REQUEST)
+        table[: node.end] = state.tree.pages_on(node, pool)
+        own[: node.end] = bytes(node.end)
+    return True
+""",
+    ),
+    Defect(
+        "what is given back under a forward is free at once: there is no bracket",
+        "L2",
+        "core/_state.py",
+        """\
+        if self.brackets:
+""",
+        """\
+        if was is PageState.QUARANTINE:
+""",
+    ),
+    Defect(
+        "what is given back under two forwards waits for the older one only",
+        "L2",
+        "core/_state.py",
+        "newest = next(reversed(self.brackets.values()))",
+        "newest = next(iter(self.brackets.values()))",
+    ),
+    Defect(
+        "a forward keeps no prefix that it reads",
+        "L2",
+        "core/_brackets.py",
+        "pins = [request.anchor for request in requests if request.anchor is not None]",
+        "pins: list[Node] = []",
+    ),
+    Defect(
+        "a page is offloaded while the forward that writes it runs",
+        "L2",
+        "core/_commits.py",
+        """\
+                node.written = max(node.written, bracket.number)
+""",
+        "",
+    ),
+    Defect(
+        "window pages that an open forward may write are evicted",
+        "L2",
+        "core/_state.py",
+        """\
+        for bracket in self.brackets.values():
+            spans += bracket.writes
+""",
+        "",
+    ),
+    Defect(
+        "window pages that came late never reach the store",
+        "L9",
+        "core/_commits.py",
+        """\
+        _give(state, request, node, pool)
+        node.stored = False
+""",
+        """\
+        _give(state, request, node, pool)
+""",
+    ),
+    # Offloads.
+    Defect(
+        "an offload whose parent is missing counts as stored: -1 is true",
+        "L9",
+        "core/_offloads.py",
+        "elif offload.claim == GOOD:",
+        "elif offload.claim:",
+    ),
+    Defect(
+        "a write that failed is taken for a parent that is missing",
+        "L6",
+        "core/_offloads.py",
+        "if claim == PARENT_MISSING and parent.parent is not None:",
+        "if claim != GOOD and parent.parent is not None:",
+    ),
+    Defect(
+        "an offload that failed gives up its pages while a write still reads them",
+        "L2",
+        "core/_verdicts.py",
+        "if news.is_quiet(offload):",
+        "if news.is_quiet(offload) or offload.claim != 1:",
+    ),
+    Defect(
+        "offloads may take every place, and loads find none",
+        "L4",
+        "core/_offloads.py",
+        """\
+        if state.num_offloading >= state.bounds.offloads:
+            return
+""",
+        "",
+    ),
+    Defect(
+        "an offload that a detach met is called stored when it ends",
+        "L10",
+        "core/_offloads.py",
+        """\
+        transfer.is_void = True
+""",
+        "",
+    ),
+    Defect(
+        "pages that were evicted while they waited for the store are offloaded",
+        "L2",
+        "core/_state.py",
+        """\
+        self._forget_ready(node)
+        self.tree.detach""",
+        """\
+        self.tree.detach""",
+    ),
+    Defect(
+        "a leaf that was evicted in part is no longer on its way to the store",
+        "L9",
+        "core/_state.py",
+        """\
+            if node in self.dirty:
+                self.dirty[upper] = None
+""",
+        """\
+            del upper
+""",
+    ),
+    # Restores and reservations.
+    Defect(
+        "a prompt is served whole from the cache: nothing is left to compute",
+        "L8",
+        "core/_reservations.py",
+        "return (request.num_tokens - 1) // state.layout.page_tokens",
+        "return request.num_tokens // state.layout.page_tokens",
+    ),
+    Defect(
+        "what was evicted since the store was asked is loaded unasked",
+        "L8",
+        "core/_restores.py",
+        "if resident < boundary and walk.covered >= min(lookup.covered, boundary):",
+        "if resident < boundary:",
+    ),
+    Defect(
+        "a reservation is granted whether or not there is room",
+        "L4",
+        "core/_reservations.py",
+        "fits = state.least_slack() >= request.num_reserve - hit",
+        "fits = state.least_slack() >= 0",
+    ),
+    Defect(
+        "a small request overtakes a large one that waits for room",
+        "L4",
+        "core/_reservations.py",
+        """\
+            state.refused = _room(state, request)
+            break
+""",
+        """\
+            state.refused = _room(state, request)
+            continue
+""",
+    ),
+    Defect(
+        "a refusal is remembered when what it hung on has changed",
+        "L4",
+        "core/_reservations.py",
+        "return (*prompt, state.promised, state.tree.version, *counts)",
+        "return (*prompt, state.promised, *counts)",
+    ),
+    Defect(
+        "an extend beyond its reservation takes what others were promised",
+        "L4",
+        "core/_requests.py",
+        """\
+        _check_slack(state, needed, beyond)
+    for""",
+        """\
+        pass
+    for""",
+    ),
+    # Requests.
+    Defect(
+        "a load outlives the only request that wanted it",
+        "L3",
+        "core/_requests.py",
+        """\
+    withdraw(state, request)
+""",
+        "",
+    ),
+    Defect(
+        "a suspended request is unpinned twice",
+        "L3",
+        "core/_requests.py",
+        """\
+    _start_over(state, request)
+    request.barred = False
+""",
+        """\
+    if request.anchor is not None and state.pins[request.anchor] > 1:
+        state.unpin(request.anchor)
+    _start_over(state, request)
+    request.barred = False
+""",
+    ),
+    Defect(
+        "a truncation gives back pages that are shared",
+        "L3",
+        "core/_requests.py",
+        "shared = max(request.shared, request.hit) * state.tree.page_tokens",
+        "shared = request.hit * state.tree.page_tokens",
+    ),
+    # Verdicts, votes, the digest.
+    Defect(
+        "a verdict is read through the slots of now, not of its ballot",
+        "L5",
+        "core/_verdicts.py",
+        """\
+        for transaction in ballot.table.values():
+            at =""",
+        """\
+        for transaction in state.agenda.open.values():
+            if not transaction.started:
+                continue
+            at =""",
+    ),
+    Defect(
+        "a claim that has sunk may rise again",
+        "L1",
+        "core/_votes.py",
+        "self._claims[seq] = min(claim, self._claims.get(seq, NOTHING))",
+        "self._claims[seq] = claim",
+    ),
+    Defect(
+        "ranks take the least of their longest boundaries, which may be nobody's",
+        "L5",
+        "core/_votes.py",
+        "if share is None or not claim:",
+        "if share is None or claim in share.boundaries:",
+    ),
+    Defect(
+        "ranks that differ go on",
+        "L5",
+        "core/_verdicts.py",
+        "if least != -negated:",
+        "if least > -negated:",
+    ),
+    Defect(
+        "ranks do not notice that they append different tokens",
+        "L5",
+        "core/_calls.py",
+        'self._called(b"append", request, len(tokens), zlib.crc32(tokens))',
+        'self._called(b"append", request, len(tokens))',
+    ),
+    Defect(
+        "looking for a match makes it recent, on the rank that looks",
+        "L5",
+        "core/_look.py",
+        """\
+        return servable(tree, walk, limit, resident=True) * tree.page_tokens
+""",
+        """\
+        for node in walk.path:
+            node.used = self._state.clock
+        return servable(tree, walk, limit, resident=True) * tree.page_tokens
+""",
+    ),
+    Defect(
+        "a match counts pages that are still loading",
+        "L1",
+        "core/_look.py",
+        "servable(tree, walk, limit, resident=True)",
+        "servable(tree, walk, limit)",
+    ),
+    # Tree, eviction, ledger.
+    Defect(
+        "a split forgets that its upper part is on its way to the store",
+        "L2",
+        "core/_tree.py",
+        "upper.stored, upper.offload = node.stored, node.offload",
+        "upper.stored = node.stored",
+    ),
+    Defect(
+        "the two parts of a split share one list of loads",
+        "L1",
+        "core/_tree.py",
+        "upper.loads = list(node.loads)",
+        "upper.loads = node.loads",
+    ),
+    Defect(
+        "eviction takes leaves that are pinned",
+        "L2",
+        "core/_eviction.py",
+        """\
+        and not node.locks
+""",
+        "",
+    ),
+    Defect(
+        "eviction goes by what was known when a leaf was offered",
+        "policy",
+        "core/_eviction.py",
+        """\
+            if now == key:
+                return node
+""",
+        """\
+            if now >= key:
+                return node
+""",
+    ),
+    Defect(
+        "window eviction takes pages that a load still fills",
+        "L2",
+        "core/_state.py",
+        """\
+            and node.loads[pool] is None
+            and held""",
+        """\
+            and held""",
+    ),
+    Defect(
+        "what is lost to eviction is told as saved",
+        "L9",
+        "core/_state.py",
+        "kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED",
+        "kind = FactKind.EVICTED if saved or node.hits else FactKind.EVICTED_UNSAVED",
+    ),
+    Defect(
+        "pages in quarantine count as free",
+        "L2",
+        "core/_ledger.py",
+        "return len(self._free)\n",
+        "return len(self._free) + self._num[PageState.QUARANTINE]\n",
+    ),
+    # Boundaries and keys.
+    Defect(
+        "the first page that is missing counts as stored",
+        "L8",
+        "core/_boundaries.py",
+        "end = min(end, ask.start + missing)",
+        "end = min(end, ask.start + missing + 1)",
+    ),
+    Defect(
+        "two windows are cut one after the other, and need not agree",
+        "L1",
+        "core/_boundaries.py",
+        """\
+        if shorter == end:
+            return end
+        end = shorter
+""",
+        """\
+        return shorter
+""",
+    ),
+    Defect(
+        "a prefix that is shorter than its window is never restored",
+        "L8",
+        "core/_boundaries.py",
+        "if run >= min(window, position + 1):",
+        "if run >= window:",
+    ),
+    Defect(
+        "a page's name covers its own tokens only",
+        "L7",
+        "core/_hashes.py",
+        "digest = sha256(digest + tokens[start : start + stride]).digest()",
+        "digest = sha256(parent + tokens[start : start + stride]).digest()",
+    ),
+    Defect(
+        "an empty namespace is none",
+        "L7",
+        "core/_hashes.py",
+        "if namespace is None:",
+        "if not namespace:",
+    ),
+    Defect(
+        "a namespace of text is that of the same bytes",
+        "L7",
+        "core/_hashes.py",
+        'return frame(b"bytes", part)',
+        'return frame(b"str", part)',
+    ),
+    # Resets.
+    Defect(
+        "a reset forgets to begin a generation: what was computed before is shared",
+        "L10",
+        "core/_resets.py",
+        """\
+    state.generation += 1
+""",
+        "",
+    ),
+    Defect(
+        "new weights find the stored pages of the old ones",
+        "L7",
+        "core/_resets.py",
+        """\
+    state.layout = layout
+""",
+        "",
+    ),
+    Defect(
+        "a reset frees pages that a request still reads",
+        "L2",
+        "core/_state.py",
+        "if run is not None and not is_needed:",
+        "if run is not None and not (is_needed and node.attached):",
+    ),
+    Defect(
+        "a reset lets loads land in a tree that is gone",
+        "L10",
+        "core/_resets.py",
+        """\
+    _stop_transfers(state)
+    nodes =""",
+        """\
+    nodes =""",
+    ),
+    Defect(
+        "without a store, nodes count as stored",
+        "L9",
+        "core/_resets.py",
+        """\
+    _forget_store(state)
+    #""",
+        """\
+    #""",
+    ),
+    # Engine: transfers, driver, runtime.
+    Defect(
+        "a transfer that was told to stop votes that it has",
+        "L2",
+        "engine/_transfers.py",
+        """\
+            scope.cancel()
+        if timer""",
+        """\
+            scope.cancel()
+            self._votes.quiet(seq)
+        if timer""",
+    ),
+    Defect(
+        "a transfer that raised vouches for everything",
+        "L1",
+        "engine/_transfers.py",
+        """\
+        if seq not in self._vouched:
+            self._votes.sink(seq, 0)
+""",
+        "",
+    ),
+    Defect(
+        "an error of a kind that no store should raise ends every transfer",
+        "L6",
+        "engine/_transfers.py",
+        "except Exception as error:  # noqa: BLE001 - a store is foreign code",
+        "except OSError as error:",
+    ),
+    Defect(
+        "a third party's cancellation ends every transfer",
+        "L6",
+        "engine/_transfers.py",
+        """\
+            if self._is_stopping:
+                raise
+""",
+        """\
+            if self._group is not None:
+                raise
+""",
+    ),
+    Defect(
+        "a store that is down is asked all the same",
+        "L6",
+        "engine/_transfers.py",
+        "if not self._health.is_down:",
+        "if self._group is not None:",
+    ),
+    Defect(
+        "a transfer that was cancelled before its first step never votes",
+        "L10",
+        "engine/_transfers.py",
+        """\
+            for seq in list(self._scopes):
+                self._over(seq)
+""",
+        """\
+            self._scopes.clear()
+""",
+    ),
+    Defect(
+        "a forward that ends first ends those before it",
+        "L2",
+        "engine/_driver.py",
+        "self._votes.finished = oldest - 1",
+        "self._votes.finished = max(number, oldest - 1)",
+    ),
+    Defect(
+        "what was voted on a transaction that has ended is kept for ever",
+        "L3",
+        "engine/_driver.py",
+        """\
+                if not self.replica.look.is_open(seq):
+                    self._votes.forget(seq)
+""",
+        """\
+                del seq
+""",
+    ),
+    Defect(
+        "an observer is told amid a change",
+        "L9",
+        "engine/_driver.py",
+        "self._facts.append(effect)",
+        "self._tell_observer(effect)",
+    ),
+    Defect(
+        "a restore does not end at its deadline",
+        "L4",
+        "engine/_runtime.py",
+        """\
+            self.queues.out(self.health.failed, TransferKind.LOAD)
+        self.give_up(state)
+""",
+        """\
+            self.queues.out(self.health.failed, TransferKind.LOAD)
+""",
+    ),
+    Defect(
+        "one waiter's deadline fails the load that others await",
+        "L6",
+        "engine/_runtime.py",
+        """\
+            self.driver.sink(state.wait.seq, 0)
+""",
+        """\
+            self.driver.sink(state.wait.seq, 0)
+            for load in state.needs:
+                self.driver.sink(load.seq, 0)
+""",
+    ),
+    Defect(
+        "the clock of a restore that was given back ends the next one",
+        "L4",
+        "engine/_runtime.py",
+        """\
+        self.call(self.replica.calls.suspend, state)
+        self._cancel_deadline(state)
+""",
+        """\
+        self.call(self.replica.calls.suspend, state)
+""",
+    ),
+    Defect(
+        "a request that is collected in another thread ends in that one",
+        "thread",
+        "engine/_runtime.py",
+        "if self.driver.is_in_core or not self.queues.is_home():",
+        "if self.driver.is_in_core:",
+    ),
+    Defect(
+        "an abort is applied as a normal end",
+        "L3",
+        "engine/_runtime.py",
+        """\
+            self.driver.sink(state.seq, 0)
+        # Its""",
+        """\
+        # Its""",
+    ),
+    # Engine: gates, health, faces.
+    Defect(
+        "a gate opens one layer early",
+        "L1",
+        "engine/_gates.py",
+        "return all(load.is_over or load.num_landed > layer for",
+        "return all(load.is_over or load.num_landed >= layer > 0 for",
+    ),
+    Defect(
+        "a load whose gate had to be forced open may still land as good",
+        "L1",
+        "engine/_gates.py",
+        """\
+                self._board.give_up(load.seq)
+""",
+        "",
+    ),
+    Defect(
+        "a gate waits for ever",
+        "L4",
+        "engine/_gates.py",
+        "with anyio.move_on_after(self._board.gate_s):",
+        "with anyio.CancelScope():",
+    ),
+    Defect(
+        "a look-up that is answered hides the reads that fail",
+        "L6",
+        "engine/_health.py",
+        "self._num_failures[kind] = 0",
+        "self._num_failures = dict.fromkeys(TransferKind, 0)",
+    ),
+    Defect(
+        "a second cancellation of aclose() leaves transfers behind",
+        "L10",
+        "engine/_cache.py",
+        "while not home.done() and loop.time() < until:",
+        "if not home.done():",
+    ),
+    Defect(
+        "an attach that was cancelled leaves a store attached",
+        "L3",
+        "engine/_cache.py",
+        """\
+            self._linker = runtime.transfers = None
+            if""",
+        """\
+            if""",
+    ),
+    Defect(
+        "a request is settled as soon as its restore is agreed",
+        "L1",
+        "engine/_base_request.py",
+        "return not self._open_state().needs",
+        "return self._open_state().lookup is None",
+    ),
+    Defect(
+        "a handler that is cancelled ends as if all were well",
+        "L3",
+        "engine/_base_request.py",
+        "self._finish(aborted=kind is not None)",
+        "self._finish(aborted=kind is not None and issubclass(kind, Exception))",
+    ),
+    Defect(
+        "a request that its owner lost keeps its pages",
+        "L3",
+        "engine/_base_request.py",
+        """\
+            self._runtime.abandon(self._state)
+""",
+        "",
+    ),
+    Defect(
+        "a hit that was given back tells the length of the next one",
+        "L10",
+        "engine/_base_request.py",
+        "if self._state is None or landing is not self._landing:",
+        "if self._state is None or self._landing is None:",
+    ),
+    Defect(
+        "a restore that was cancelled stays open",
+        "L3",
+        "engine/_request.py",
+        """\
+            self._give_up(landing)
+""",
+        "",
+    ),
+    Defect(
+        "a deadline may be no number",
+        "bad input",
+        "engine/_limits.py",
+        "if not 0 <= value < math.inf:",
+        "if value < 0 or value == math.inf:",
+    ),
+    Defect(
+        "tokens may be true and false",
+        "bad input",
+        "core/_tokens.py",
+        "if kind is bool or not issubclass(kind, Integral):",
+        "if not issubclass(kind, Integral):",
+    ),
+    # Linkers and threads.
+    Defect(
+        "layers are called landed though a page was bad",
+        "L1",
+        "linkers/_store_linker.py",
+        "if good == plan.end:",
+        "if good > plan.start:",
+    ),
+    Defect(
+        "good pages behind a bad one count too",
+        "L1",
+        "linkers/_store_linker.py",
+        """\
+        if status is not Status.HIT:
+            return index
+""",
+        """\
+        if status is not Status.HIT:
+            return sum(status is Status.HIT for status in statuses)
+""",
+    ),
+    Defect(
+        "of two bad pages, the one that was read last counts",
+        "L1",
+        "linkers/_store_linker.py",
+        "good = min(good, batch.start + num_good)",
+        "good = batch.start + num_good",
+    ),
+    Defect(
+        "a page is stored though its parent is gone",
+        "L8",
+        "linkers/_store_linker.py",
+        "if plan.parent is not None:",
+        "if plan.parent is not None and plan.start == 0:",
+    ),
+    Defect(
+        "an offload is stored as soon as one of its pages is",
+        "L9",
+        "linkers/_store_linker.py",
+        "if list(statuses) != [Status.HIT] * len(batch.pages):",
+        "if Status.HIT not in statuses:",
+    ),
+    Defect(
+        "a second cancellation does not wait for the thread that still copies",
+        "L2",
+        "threads/_outlast.py",
+        "while not over.is_set():",
+        "if not over.is_set():",
+    ),
+]

@@ -1,0 +1,117 @@
+"""What notices a defect: the simulator, and the suite."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
+
+SIMULATOR = ("-m", "asyncache", "sim", "--seeds", "300", "--jobs", "1", "--no-shrink")
+BAD_SEED = re.compile(r"(seed \d+:.*)")
+SIMULATOR_S = 300
+
+# Verbose, so that a test which hangs was named before.
+SUITE = ("-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider")
+SUITE += ("-p", "tests.mutants.quick", "-o", "faulthandler_timeout=60")
+FAILED_TEST = re.compile(r"(tests/\S+::.*?) (?:FAILED|ERROR)\b")
+BEGUN_TEST = re.compile(r"tests/\S+::\S+")
+HANGS = re.compile(r"Timeout \(")
+SUITE_S = 300
+# The room of the defect comes first.
+ROOMS = ("core", "engine", "linkers", "threads", "testing", "cli")
+
+_running: set[int] = set()
+
+
+class Run(NamedTuple):
+    code: int | None
+    """None if it did not end in time, or a line was looked for and found."""
+    found: str | None
+    lines: list[str]
+
+
+def run(
+    arguments: Sequence[str], tree: Path, timeout_s: float, sign: re.Pattern[str]
+) -> Run:
+    """Run python in a tree until it ends or a line begins as looked for.
+
+    A defect may well keep it from ending, so that line is its end.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": str(tree),
+        "PYTHONUNBUFFERED": "1",
+        "HYPOTHESIS_PROFILE": "mutants",
+    }
+    lines: list[str] = []
+    found = None
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        _running.add(process.pid)
+        clock = Timer(timeout_s, stop, (process.pid,))
+        clock.start()
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            match = sign.match(line)
+            if match is not None:
+                found = match.group(1)
+                stop(process.pid)
+                break
+        code = process.wait()
+        clock.cancel()
+        _running.discard(process.pid)
+    return Run(None if code == -signal.SIGKILL else code, found, lines)
+
+
+def stop(pid: int) -> None:
+    """End a run, and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def stop_all() -> None:
+    for pid in list(_running):
+        stop(pid)
+
+
+def has_simulator(tree: Path) -> bool:
+    return run((*SIMULATOR[:3], "--help"), tree, 60, BAD_SEED).code == 0
+
+
+def simulate(tree: Path, room: str) -> str | None:
+    """Return the seed that kills a defect, and what it says; None if none does."""
+    done = run(SIMULATOR, tree, SIMULATOR_S, BAD_SEED)
+    if done.found is None and done.code is None:
+        return f"simulator: nothing for {SIMULATOR_S} s"
+    return None if done.code == 0 else done.found or f"simulator: {done.lines[-1:]}"
+
+
+def test(tree: Path, room: str) -> str | None:
+    """Return the test that kills a defect; None if all pass."""
+    rooms = sorted(ROOMS, key=lambda name: name != room)
+    folders = [f"tests/{name}" for name in rooms if (tree / "tests" / name).is_dir()]
+    done = run((*SUITE, *folders), tree, SUITE_S, FAILED_TEST)
+    if done.found is None and (done.code is None or any(map(HANGS.match, done.lines))):
+        begun = [line for line in done.lines if BEGUN_TEST.match(line)]
+        return (
+            f"timeout in {BEGUN_TEST.match(begun[-1]).group() if begun else 'pytest'}"
+        )
+    return None if done.code == 0 else done.found or f"pytest: {done.lines[-1:]}"
+
+
+KILLERS = {"sim": simulate, "suite": test}
