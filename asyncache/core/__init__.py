@@ -43,7 +43,7 @@ from asyncache.core._hashes import (
     hash_pages,
     root_hash,
 )
-from asyncache.core._holdings import Holding, Resident
+from asyncache.core._holdings import Holder, Holding, Resident
 from asyncache.core._layout import (
     ITEM_BYTES,
     AttentionPool,
@@ -102,6 +102,7 @@ __all__ = [
     "Ended",
     "Fact",
     "FactKind",
+    "Holder",
     "Holding",
     "InvariantError",
     "KVLayout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncache.testing._check_device import check_device
+from asyncache.testing._check_group import check_group
 from asyncache.testing._check_store import check_store
 from asyncache.testing._faulty import Fault, FaultyStore
 from asyncache.testing._gate import Gate
@@ -27,6 +28,7 @@ __all__ = [
     "InjectedError",
     "cancel_nth",
     "check_device",
+    "check_group",
     "check_store",
     "fail_nth",
 ]

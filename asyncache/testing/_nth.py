@@ -72,7 +72,7 @@ async def cancel_nth(
     for style in styles:
         for nth in range(1, max_runs + 1):
             async with fresh() as state:
-                canceller = _Canceller(scenario(state), nth, style)
+                canceller = Canceller(scenario(state), nth, style)
                 with noting(f"cancelled at suspension {nth}, {style.name}"):
                     was_cancelled = await canceller.run()
                     await check(state)
@@ -156,12 +156,18 @@ async def fail_nth(
     raise AssertionError(f"still makes more calls after {max_runs} runs")
 
 
-class _Canceller:
+class Canceller:
     """Runs an awaitable in the current task, and cancels it at its n-th suspension."""
 
     def __init__(
-        self, scenario: Awaitable[object], nth: int, style: CancelStyle
+        self,
+        scenario: Awaitable[object],
+        nth: int,
+        style: CancelStyle,
+        *,
+        on_cancel: Callable[[], object] | None = None,
     ) -> None:
+        self._on_cancel = on_cancel
         self._scenario = scenario
         self._nth = nth
         self._style = style
@@ -210,6 +216,8 @@ class _Canceller:
                 resume = partial(steps.send, value)
 
     def _cancel(self, awaited: object) -> None:
+        if self._on_cancel is not None:
+            self._on_cancel()
         match self._style:
             case CancelStyle.LEVEL:
                 self._scope.cancel()

@@ -1,0 +1,49 @@
+"""A simulator: virtual time, seeded order, and a world in which much goes wrong.
+
+For your own loop's tests: :func:`run` runs a coroutine on an event loop without
+threads, sockets or real time, whose order is a seed's; :class:`SimulatedDevice`,
+:class:`SimulatedStore` and :class:`SimulatedNetwork` are what it may use there.
+
+For ours: :func:`draw` makes a case of a seed, and :func:`simulate` plays it, with the
+laws checked after every step.
+"""
+
+from __future__ import annotations
+
+from asyncache.testing.simulation._case import Actor, Case, Role, draw
+from asyncache.testing.simulation._copies import Copies
+from asyncache.testing.simulation._device import POISON, SimulatedDevice
+from asyncache.testing.simulation._group import SimulatedGroup, SimulatedNetwork
+from asyncache.testing.simulation._laws import LawError
+from asyncache.testing.simulation._loop import (
+    BusyError,
+    SimulatedLoop,
+    StuckError,
+    run,
+)
+from asyncache.testing.simulation._mishaps import Mishap, Weather
+from asyncache.testing.simulation._store import Shelf, SimulatedStore
+from asyncache.testing.simulation._world import Result, simulate
+
+__all__ = [
+    "POISON",
+    "Actor",
+    "BusyError",
+    "Case",
+    "Copies",
+    "LawError",
+    "Mishap",
+    "Result",
+    "Role",
+    "Shelf",
+    "SimulatedDevice",
+    "SimulatedGroup",
+    "SimulatedLoop",
+    "SimulatedNetwork",
+    "SimulatedStore",
+    "StuckError",
+    "Weather",
+    "draw",
+    "run",
+    "simulate",
+]

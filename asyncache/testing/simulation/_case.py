@@ -1,0 +1,203 @@
+"""A case: all that a seed decides before a run, as values that can be shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from random import Random
+from typing import Literal
+
+from asyncache.core import (
+    AttentionPool,
+    KVLayout,
+    Policy,
+    Pool,
+    WindowPool,
+    fifo,
+    filo,
+    lfu,
+    lru,
+    mru,
+    priority,
+    slru,
+)
+from asyncache.engine import Limits, ReadOnly, WriteBack, WriteThrough
+from asyncache.testing.simulation._mishaps import CLIENT, Mishap
+
+PAGE_TOKENS = 2
+_SHAPE = {"num_layers": 2, "num_kv_heads": 1, "head_dim": 2, "dtype": "uint8"}
+_LAYOUTS: tuple[tuple[Pool, ...], ...] = (
+    (AttentionPool(**_SHAPE),),  # type: ignore[arg-type]  # one shape for all
+    (
+        AttentionPool(**_SHAPE),  # type: ignore[arg-type]
+        WindowPool(name="window", window_tokens=4, **_SHAPE),  # type: ignore[arg-type]
+    ),
+    (
+        AttentionPool(**_SHAPE),  # type: ignore[arg-type]
+        WindowPool(name="window", window_tokens=3, **_SHAPE),  # type: ignore[arg-type]
+        WindowPool(name="wide", window_tokens=6, **_SHAPE),  # type: ignore[arg-type]
+    ),
+    (
+        AttentionPool(**_SHAPE),  # type: ignore[arg-type]
+        AttentionPool(name="second", **_SHAPE),  # type: ignore[arg-type]
+    ),
+)
+POLICIES: tuple[Policy, ...] = (lru, lru, lfu, fifo, mru, filo, slru, priority)
+
+
+class Role(Enum):
+    """What an actor does."""
+
+    CLIENT = auto()
+    PREFETCH = auto()
+    RESET = auto()
+    REVISION = auto()
+    DETACH = auto()
+    DRAIN = auto()
+    OUTAGE = auto()
+    STRANGER = auto()
+    KILL = auto()
+    LOOK = auto()
+
+
+_ROLES = (
+    (Role.CLIENT, 60),
+    (Role.PREFETCH, 6),
+    (Role.RESET, 3),
+    (Role.REVISION, 3),
+    (Role.DETACH, 4),
+    (Role.DRAIN, 3),
+    (Role.OUTAGE, 4),
+    (Role.STRANGER, 4),
+    (Role.KILL, 1),
+    (Role.LOOK, 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Somebody who does something from some moment of an epoch on."""
+
+    number: int
+    role: Role
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What happens in a run, but for what chance decides in its course."""
+
+    seed: int
+    layout: KVLayout
+    num_pages: dict[str, int]
+    host_addressable: bool
+    layer_groups: int
+    limits: Limits
+    policy: Policy
+    writes: WriteThrough | WriteBack | ReadOnly
+    launch: Literal["eager", "batch"]
+    shelf_pages: int
+    rates: dict[Mishap, float]
+    epochs: tuple[tuple[Actor, ...], ...]
+    answer_s: float
+    forward_s: float
+    is_shuffled: bool
+
+    @property
+    def actors(self) -> list[Actor]:
+        """All who take part."""
+        return [actor for epoch in self.epochs for actor in epoch]
+
+    def only(self, numbers: Collection[int]) -> Case:
+        """Return the case with no other actors than these."""
+        epochs = tuple(
+            tuple(actor for actor in epoch if actor.number in numbers)
+            for epoch in self.epochs
+        )
+        return replace(self, epochs=epochs)
+
+    def without(self, mishap: Mishap) -> Case:
+        """Return the case in which something never goes wrong."""
+        return replace(
+            self, rates={m: rate for m, rate in self.rates.items() if m is not mishap}
+        )
+
+
+def draw(seed: int) -> Case:
+    """Return the case of a seed."""
+    dice = Random(f"case {seed}")
+    pools = dice.choice(_LAYOUTS)
+    num_pages = dice.choice([6, 8, 10, 14, 24])
+    slots = dice.choice([2, 3, 4, 16])
+    return Case(
+        seed=seed,
+        layout=KVLayout(model="simulated", page_tokens=PAGE_TOKENS, pools=pools),
+        num_pages={
+            pool.name: max(6, num_pages - (dice.randrange(4) if index else 0))
+            for index, pool in enumerate(pools)
+        },
+        host_addressable=dice.random() < 0.5,
+        layer_groups=dice.choice([1, 1, 2]),
+        limits=_limits(dice, slots),
+        policy=dice.choice(POLICIES),
+        writes=_writes(dice, num_pages),
+        launch=dice.choice(["eager", "eager", "batch"]),
+        shelf_pages=dice.choice([8, 30, 1000, 1000]),
+        rates=_rates(dice),
+        epochs=_epochs(dice),
+        answer_s=dice.choice([0.0, 0.001, 0.004]),
+        forward_s=dice.choice([0.0, 0.002, 0.01]),
+        is_shuffled=dice.random() < 0.75,
+    )
+
+
+def _limits(dice: Random, slots: int) -> Limits:
+    return Limits(
+        requests=dice.choice([3, 6, 32]),
+        slots=slots,
+        offloads=max(1, slots // 2),
+        offload_attempts=dice.choice([1, 2, 3]),
+        mask_ints=dice.choice([32, 64]),
+        restore_s=0.2,
+        gate_s=dice.choice([0.02, 0.3]),
+        drain_s=2.0,
+        close_s=dice.choice([0.05, 1.0]),
+        retry_s=0.005,
+        breaker_failures=dice.choice([1, 3]),
+        breaker_s=dice.choice([0.02, 0.1]),
+    )
+
+
+def _writes(dice: Random, num_pages: int) -> WriteThrough | WriteBack | ReadOnly:
+    draw = dice.random()
+    if draw < 0.65:
+        return WriteThrough(dice.choice([1, 1, 2]))
+    if draw < 0.92:
+        return WriteBack(low_water=dice.choice([2, num_pages // 2]))
+    return ReadOnly()
+
+
+def _rates(dice: Random) -> dict[Mishap, float]:
+    """Choose what can go wrong at all: a run in which all does gets nowhere."""
+    share = dice.choice([0.0, 0.15, 0.4])
+    rates = {}
+    for mishap in Mishap:
+        if mishap in CLIENT:
+            rates[mishap] = dice.choice([0.0, 0.1, 0.3])
+        elif dice.random() < share:
+            rates[mishap] = dice.choice([0.02, 0.1, 0.3])
+    return rates
+
+
+def _epochs(dice: Random) -> tuple[tuple[Actor, ...], ...]:
+    number, epochs = 0, []
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        actors = []
+        for _ in range(dice.choice([2, 4, 6, 9])):
+            roles, weights = zip(*_ROLES, strict=True)
+            [role] = dice.choices(roles, weights)
+            actors.append(Actor(number, role, round(dice.random() * 0.06, 4)))
+            number += 1
+        epochs.append(tuple(actors))
+    return tuple(epochs)

@@ -1,0 +1,101 @@
+"""What the bytes of a page are: a function of all that must make them differ.
+
+Namespace, weights, every token up to the page's end, pool, layer and shard: so a page
+that was given to two, read before it landed, taken for another's or kept across new
+weights shows as bytes that are not its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import NamedTuple
+
+from asyncache.core import (
+    KVLayout,
+    Namespace,
+    PageHash,
+    PageKey,
+    PageSpace,
+    hash_pages,
+    root_hash,
+)
+
+
+class Era(NamedTuple):
+    """Whose pages they are, and by which weights they were computed."""
+
+    namespace: Namespace
+    revision: str
+
+
+class Contents:
+    """The meaning of every page that a run may come to hold.
+
+    Args:
+        layout: The pools of the model.
+        spaces: What the bytes of each pool are on this shard.
+    """
+
+    def __init__(self, layout: KVLayout, spaces: list[PageSpace]) -> None:
+        self._layout = layout
+        self._stride = 4 * layout.page_tokens
+        self._spaces = {space.pool: space for space in spaces}
+        self._roots: dict[Era, PageHash] = {}
+        self._meanings: dict[PageHash, tuple[Era, bytes]] = {}
+        self._learnt: set[tuple[Era, bytes]] = set()
+        self._pages: dict[tuple[Era, bytes, str], bytes] = {}
+        self.eras: dict[PageHash, Era] = {}
+        """By the root hash that a tree files them under."""
+
+    def page(self, era: Era, tokens: bytes, pool: str) -> bytes:
+        """Return the bytes of the page that ends with these tokens, all layers."""
+        found = self._pages.get((era, tokens, pool))
+        if found is None:
+            found = self._make(era, tokens, self._spaces[pool])
+            self._pages[era, tokens, pool] = found
+        return found
+
+    def learn(self, era: Era, tokens: bytes) -> None:
+        """Take note of a prompt, so that the keys of its pages can be read.
+
+        Raises:
+            AssertionError: If two prompts, or two eras, have a page hash in common.
+        """
+        whole = tokens[: len(tokens) - len(tokens) % self._stride]
+        if (era, whole) in self._learnt:
+            return
+        self._learnt.add((era, whole))
+        hashes = hash_pages(
+            whole, page_tokens=self._layout.page_tokens, parent=self._root(era)
+        )
+        for index, page_hash in enumerate(hashes):
+            meaning = (era, whole[: (index + 1) * self._stride])
+            known = self._meanings.setdefault(page_hash, meaning)
+            assert known == meaning, f"one hash for {known} and {meaning}"
+
+    def under(self, key: PageKey) -> bytes | None:
+        """Return the bytes that a store must have under a key; None if it is no key."""
+        meaning = self._meanings.get(key.hash)
+        if meaning is None or self._spaces.get(key.space.pool) != key.space:
+            return None
+        return self.page(*meaning, key.space.pool)
+
+    def _root(self, era: Era) -> PageHash:
+        root = self._roots.get(era)
+        if root is None:
+            layout = replace(self._layout, revision=era.revision)
+            root = self._roots[era] = root_hash(layout, era.namespace)
+            known = self.eras.setdefault(root, era)
+            assert known == era, f"one root for {known} and {era}"
+        return root
+
+    @staticmethod
+    def _make(era: Era, tokens: bytes, space: PageSpace) -> bytes:
+        meaning = f"{era!r} {space.pool} {space.shard}".encode() + tokens
+        return b"".join(
+            hashlib.blake2b(
+                meaning, digest_size=space.layer_bytes, key=bytes([layer + 1])
+            ).digest()
+            for layer in range(space.num_layers)
+        )

@@ -1,0 +1,232 @@
+"""A model whose forwards read their pages at their begin and write at their end.
+
+As in a real loop the batch is not its clients' own: one that hangs up while a forward
+runs is written for all the same, to pages that it has given back by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncache.core import AsyncacheError, Coverage, InvariantError, KVLayout, Pool
+from asyncache.engine import Gates, KVCache, Request
+from asyncache.testing.simulation._contents import Contents, Era
+from asyncache.testing.simulation._laws import LawError, Laws, Place, Writing
+
+if TYPE_CHECKING:
+    from asyncache.testing.simulation._device import SimulatedDevice
+
+_NONSENSE = 0xDD
+"""What is computed from what was never there."""
+EPSILON_S = 1e-9
+"""Deadlines are sums of floats."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Row:
+    """One request's part in the next forward.
+
+    Args:
+        request: Whose it is.
+        era: What its pages mean.
+        tokens: All tokens that will have pages, packed.
+        start: Tokens that need no computing.
+        gates: What its hit waits for; None if it has landed.
+    """
+
+    request: Request
+    era: Era
+    tokens: bytes
+    start: int
+    gates: Gates | None
+    done: anyio.Event = field(default_factory=anyio.Event)
+    error: AsyncacheError | None = None
+    has_run: bool = False
+    misread: str = ""
+    """What a layer held that was read behind its gate, if it was not what it means."""
+
+
+class Model:
+    """Runs forwards over whoever waits.
+
+    Args:
+        cache: What its pages are of.
+        device: Where they are.
+        contents: What they mean.
+        laws: Told which pages are being written.
+        forward_s: How long a forward takes, in seconds.
+        gate_s: How long a gate may stay shut.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        device: SimulatedDevice,
+        contents: Contents,
+        laws: Laws,
+        *,
+        forward_s: float,
+        gate_s: float,
+    ) -> None:
+        self._cache = cache
+        self._device = device
+        self._contents = contents
+        self._laws = laws
+        self._forward_s = forward_s
+        self._gate_s = gate_s
+        self._pools = [pool.name for pool in device.layout.pools]
+        self._windows = [_window(device.layout, pool) for pool in device.layout.pools]
+        self._num_layers = device.layout.pools[0].num_layers
+        self._page_tokens = device.layout.page_tokens
+        self._rows: dict[Row, None] = {}
+        self._joined = anyio.Event()
+
+    async def compute(self, row: Row) -> None:
+        """Take part in the next forward; raise what kept it from running."""
+        self._rows[row] = None
+        self._joined.set()
+        try:
+            await row.done.wait()
+        finally:
+            self._rows.pop(row, None)
+        if row.error is not None:
+            raise row.error
+
+    async def run(self) -> None:
+        """Run forwards until cancelled."""
+        while True:
+            await self._joined.wait()
+            self._joined = anyio.Event()
+            if rows := list(self._rows):
+                # A forward that has begun cannot be recalled.
+                with anyio.CancelScope(shield=True):
+                    await self._step(rows)
+
+    async def _step(self, rows: list[Row]) -> None:
+        try:
+            await self._forward(rows)
+        except InvariantError:
+            raise
+        except AsyncacheError as error:
+            for row in rows:
+                row.error = error
+        for row in rows:
+            self._rows.pop(row, None)
+            row.done.set()
+        if self._rows:  # they came while it ran
+            self._joined.set()
+
+    async def _forward(self, rows: list[Row]) -> None:
+        # A hit may have sunk since they joined, and taken pages with it.
+        rows = [row for row in rows if self._has_pages(row)]
+        with self._cache.forward([row.request for row in rows]):
+            works = [_Work(row, self._tables(row), row.request.settled) for row in rows]
+            writing = Writing()
+            for work in works:
+                for pool, position in self._written(work):
+                    place = (pool, work.tables[pool][position])
+                    writing.places[place] = work.row.request._state  # type: ignore[assignment]  # noqa: SLF001 - it is open
+            self._laws.forwards[writing] = None
+            try:
+                await self._compute(works)
+            finally:
+                del self._laws.forwards[writing]
+
+    async def _compute(self, works: list[_Work]) -> None:
+        for work in works:
+            self._read(work, "as it begins")
+        for layer in range(self._num_layers):
+            for work in works:
+                if work.row.gates is not None:
+                    await self._pass(work.row.gates, layer)
+                    self._read_layer(work, layer)
+        await anyio.sleep(self._forward_s)
+        for work in works:
+            self._read(work, "as it ends")
+            for pool, position in self._written(work):
+                view = self._device.page(self._pools[pool], work.tables[pool][position])
+                wrong = bytes([_NONSENSE]) * len(view)
+                right = self._meaning(work, pool, position)
+                view[:] = wrong if work.row.misread else right
+
+    async def _pass(self, gates: Gates, layer: int) -> None:
+        began = anyio.current_time()
+        await gates.wait(layer)
+        if anyio.current_time() - began > self._gate_s + EPSILON_S:
+            raise LawError(f"a gate stayed shut for {anyio.current_time() - began} s")
+
+    # What a row reads and writes.
+
+    def _tables(self, row: Row) -> list[list[int]]:
+        tables = row.request.page_table
+        return [list(tables[name]) for name in self._pools]
+
+    def _has_pages(self, row: Row) -> bool:
+        num_pages = len(row.request.page_table[self._pools[0]])
+        row.has_run = num_pages * 4 * self._page_tokens >= len(row.tokens)
+        return row.has_run
+
+    def _written(self, work: _Work) -> Iterator[Place]:
+        """Yield (pool, position) of all that a row computes."""
+        num_pages = -(-len(work.row.tokens) // (4 * self._page_tokens))
+        for position in range(work.row.start // self._page_tokens, num_pages):
+            for pool in range(len(self._pools)):
+                yield pool, position
+
+    def _stands_on(self, work: _Work, pool: int) -> range:
+        """Return the whole pages that a row reads: of windows the trailing ones."""
+        end, window = work.row.start // self._page_tokens, self._windows[pool]
+        return range(0 if window is None else max(0, end - window), end)
+
+    def _meaning(self, work: _Work, pool: int, position: int) -> bytes:
+        end = (position + 1) * 4 * self._page_tokens
+        return self._contents.page(
+            work.row.era, work.row.tokens[:end], self._pools[pool]
+        )
+
+    def _read(self, work: _Work, when: str) -> None:
+        """Read what a row stands on; all of it must be there, throughout."""
+        if not work.is_settled:
+            return
+        for pool, name in enumerate(self._pools):
+            for position in self._stands_on(work, pool):
+                page = work.tables[pool][position]
+                if page < 0 or self._device.page(name, page) != self._meaning(
+                    work, pool, position
+                ):
+                    raise LawError(
+                        f"a forward reads page {page} of {name!r} as position"
+                        f" {position} of {work.row.request}, {when}: other bytes"
+                    )
+
+    def _read_layer(self, work: _Work, layer: int) -> None:
+        """Read one layer behind its gate; who may use it is known only later."""
+        for pool, name in enumerate(self._pools):
+            for position in self._stands_on(work, pool):
+                page = work.tables[pool][position]
+                if page < 0:
+                    continue
+                found, wanted = (
+                    self._device.page(name, page),
+                    self._meaning(work, pool, position),
+                )
+                size = len(wanted) // self._num_layers
+                part = slice(layer * size, (layer + 1) * size)
+                if found[part] != wanted[part]:
+                    work.row.misread = f"layer {layer} of page {page} of {name!r}"
+
+
+def _window(layout: KVLayout, pool: Pool) -> int | None:
+    is_window = pool.coverage is not Coverage.ALL_PAGES
+    return layout.window_pages(pool) if is_window else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    row: Row
+    tables: list[list[int]]
+    is_settled: bool

@@ -1,0 +1,239 @@
+"""What actors do with a cache: clients, operators, and some who mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncache.core import (
+    ClosedError,
+    InvariantError,
+    OrderError,
+    OutOfPagesError,
+    TooManyRequestsError,
+)
+from asyncache.engine import Request
+from asyncache.testing._nth import Canceller, CancelStyle
+from asyncache.testing.simulation._case import Actor, Case, Role
+from asyncache.testing.simulation._client import (
+    NAMESPACES,
+    Client,
+    draw_prompt,
+    packed,
+)
+from asyncache.testing.simulation._laws import LawError
+from asyncache.testing.simulation._mishaps import Mishap
+from asyncache.testing.simulation._model import EPSILON_S
+
+if TYPE_CHECKING:
+    from asyncache.testing.simulation._epoch import Epoch
+    from asyncache.testing.simulation._world import World
+
+_STYLES = {
+    Mishap.SCOPE: CancelStyle.LEVEL,
+    Mishap.TASK: CancelStyle.EDGE,
+    Mishap.LATE: CancelStyle.LATE_EDGE,
+}
+_REFUSALS = (OutOfPagesError, TooManyRequestsError, ClosedError)
+
+
+class Play:
+    """One actor's part in an epoch.
+
+    Args:
+        epoch: In which it acts.
+        world: Around it.
+        case: What is decided.
+        actor: Who acts.
+    """
+
+    def __init__(self, epoch: Epoch, world: World, case: Case, actor: Actor) -> None:
+        self._epoch = epoch
+        self._cache = epoch.cache
+        self._world = world
+        self._case = case
+        self._actor = actor
+        self._dice = Random(f"actor {case.seed} {actor.number}")
+
+    async def act(self) -> None:
+        """Do it; what is refused, is refused."""
+        await anyio.sleep(self._actor.at_s)
+        plays: dict[Role, Callable[[], Awaitable[object]]] = {
+            Role.CLIENT: self._serve,
+            Role.PREFETCH: self._prefetch,
+            Role.RESET: self._reset,
+            Role.REVISION: self._renew,
+            Role.DETACH: self._detach,
+            Role.DRAIN: self._drain,
+            Role.OUTAGE: self._outage,
+            Role.STRANGER: self._interfere,
+            Role.KILL: self._kill,
+            Role.LOOK: self._look,
+        }
+        try:
+            await plays[self._actor.role]()
+        except _REFUSALS as error:
+            if isinstance(error, InvariantError):
+                raise
+            self._world.log(f"{type(error).__name__}: {error}")
+
+    async def _serve(self) -> None:
+        tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
+        reserve = self._dice.choice([0, 0, 2, 5])
+        request = self._cache.request(
+            tokens,
+            namespace=namespace,
+            reserve_tokens=reserve,
+            priority=self._dice.randrange(3),
+        )
+        self._world.log(f"opens {tokens} in {namespace!r}")
+
+        async def live() -> None:
+            with request:
+                client = Client(
+                    self._epoch,
+                    request,
+                    tokens,
+                    namespace,
+                    num_reserved=len(tokens) + reserve,
+                    dice=self._dice,
+                )
+                self._epoch.clients[client] = None
+                try:
+                    await client.live()
+                finally:
+                    del self._epoch.clients[client]
+
+        try:
+            await self._hanging_up(live, request)
+        finally:
+            self._check_ended(request)
+
+    def _check_ended(self, request: Request) -> None:
+        """A scope's end is the end, but for a commit that waits for its loads."""
+        state, replica = request._state, self._world.replica  # noqa: SLF001 - as above
+        if state is None or replica is None or not replica.look.is_open(state.seq):
+            return
+        if not state.want > state.shared or sys.exc_info()[0] is not None:
+            raise LawError(f"{request} has ended, and is open")
+
+    async def _hanging_up(
+        self, live: Callable[[], Awaitable[None]], request: Request | None
+    ) -> None:
+        for mishap, style in _STYLES.items():
+            if self._dice.random() < self._case.rates.get(mishap, 0.0):
+                nth = self._dice.randint(1, 9)
+
+                def note(mishap: Mishap = mishap) -> None:
+                    if request is not None:
+                        self._epoch.note(mishap, request)
+
+                await Canceller(live(), nth, style, on_cancel=note).run()
+                return
+        await live()
+
+    async def _prefetch(self) -> None:
+        tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
+        prompt = (namespace, packed(tokens))
+        self._epoch.learn(namespace, packed(tokens))
+        self._epoch.prefetches.append(prompt)
+
+        async def live() -> None:
+            found = await self._cache.prefetch(
+                tokens,
+                namespace=namespace,
+                deadline_s=self._dice.choice([0.0, 0.05, 0.2]),
+            )
+            self._world.log(f"prefetched {found} of {tokens} in {namespace!r}")
+
+        await self._hanging_up(live, None)
+
+    async def _reset(self) -> None:
+        self._world.note(Mishap.RESET)
+        self._cache.reset()
+        self._has_reset()
+
+    async def _renew(self) -> None:
+        self._world.note(Mishap.REVISION)
+        self._world.revision = self._dice.choice(["", "b", "c"])
+        self._cache.reset(revision=self._world.revision)
+        self._has_reset()
+
+    def _has_reset(self) -> None:
+        self._world.log(f"reset to {self._world.revision!r}")
+        for client in self._epoch.clients:
+            if client.holds_nothing:
+                client.renew()
+        for namespace, prompt in self._epoch.prefetches:
+            self._epoch.learn(namespace, prompt)
+        for tokens in self._world.known_prompts:
+            for namespace in NAMESPACES:
+                if found := self._cache.match_nowait(tokens, namespace=namespace):
+                    raise LawError(f"{found} tokens of {tokens} outlived a reset")
+
+    async def _detach(self) -> None:
+        self._world.note(Mishap.DETACH)
+        began = anyio.current_time()
+        with suppress(OrderError):
+            await self._cache.detach()
+        if anyio.current_time() - began > self._case.limits.close_s + EPSILON_S:
+            raise LawError(f"detach() took {anyio.current_time() - began} s")
+        self._world.log("detached")
+        await anyio.sleep(self._dice.choice([0.0, 0.01]))
+        # Another may have attached one meanwhile, or a transfer has yet to stop.
+        with suppress(OrderError):
+            await self._cache.attach(linker=self._epoch.linker())
+            self._world.log("attached")
+
+    async def _drain(self) -> None:
+        began, after_s = anyio.current_time(), self._dice.choice([0.0, 0.01, 0.5])
+        left = await self._cache.drain(deadline_s=after_s)
+        took_s = anyio.current_time() - began
+        self._world.log(f"drained in {took_s} s but for {left}")
+        if took_s > after_s + EPSILON_S or (left and took_s < after_s - EPSILON_S):
+            raise LawError(f"drain({after_s}) left {left} after {took_s} s")
+
+    async def _outage(self) -> None:
+        self._world.note(Mishap.OUTAGE)
+        self._world.weather.is_out = True
+        self._world.log("the store is out")
+        await anyio.sleep(self._dice.choice([0.01, 0.05]))
+        self._world.weather.is_out = False
+        self._world.log("the store is back")
+
+    async def _interfere(self) -> None:
+        transfers = [t for t in _tasks() if "Transfers._run" in _named(t)]
+        if transfers:
+            task = self._dice.choice(transfers)
+            self._world.note(Mishap.STRANGER)
+            self._world.log(f"cancels {task.get_name()}")
+            task.cancel()
+
+    async def _kill(self) -> None:
+        home = self._cache._home  # noqa: SLF001 - the simulator looks inside
+        if home is not None:
+            self._world.note(Mishap.KILL)
+            self._world.log("kills the cache's own task")
+            home.cancel()
+
+    async def _look(self) -> None:
+        tokens = draw_prompt(self._dice)
+        self._cache.match_nowait(tokens)
+        self._world.log(
+            f"{self._cache!r} {self._cache.statistics().transfers} transfers"
+        )
+        await self._cache.step()
+
+
+def _tasks() -> list[asyncio.Task[object]]:
+    return sorted(asyncio.all_tasks(), key=hash)
+
+
+def _named(task: asyncio.Task[object]) -> str:
+    return getattr(task.get_coro(), "__qualname__", "")

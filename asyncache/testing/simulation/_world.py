@@ -1,0 +1,165 @@
+"""A world: what outlives the caches in it, and what is seen of all that happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from asyncache.core import Replica, Stage
+from asyncache.engine import Event
+from asyncache.testing.simulation._case import Case
+from asyncache.testing.simulation._client import draw_prompt
+from asyncache.testing.simulation._contents import Contents
+from asyncache.testing.simulation._copies import Copies
+from asyncache.testing.simulation._epoch import Epoch
+from asyncache.testing.simulation._laws import LawError, Laws
+from asyncache.testing.simulation._linker import at_work
+from asyncache.testing.simulation._loop import SimulatedLoop, run
+from asyncache.testing.simulation._mishaps import Mishap, Weather
+from asyncache.testing.simulation._store import Shelf, SimulatedStore
+
+Seen = Counter[tuple[Stage, Mishap]]
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a case.
+
+    Args:
+        seen: How often each mishap befell a transaction, by where that was.
+        steps: Changes of the state, each of which was checked.
+        log: What happened, if it was asked for.
+        error: What was wrong; None if all held.
+    """
+
+    seen: Seen = field(default_factory=Counter)
+    stages: Counter[Stage] = field(default_factory=Counter)
+    steps: int = 0
+    log: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+
+class World:
+    """One run of a case."""
+
+    def __init__(self, case: Case, *, is_logged: bool = False) -> None:
+        self._case = case
+        self._is_logged = is_logged
+        self.result = Result()
+        self.dice = Random(f"world {case.seed}")
+        self.copies = Copies()
+        self.weather = Weather(
+            Random(f"weather {case.seed}"), case.rates, on_strike=self._struck
+        )
+        spaces = [case.layout.space(pool) for pool in case.layout.pools]
+        self.contents = Contents(case.layout, spaces)
+        self.revision = ""
+        self.replica: Replica | None = None
+        self._laws: Laws | None = None
+        self._violation: LawError | None = None
+        self._shelf = Shelf(case.shelf_pages, on_put=self._put)
+        self._loop: SimulatedLoop | None = None
+        self.known_prompts = [draw_prompt(Random(index)) for index in range(6)]
+
+    # For its epochs.
+
+    def store(self) -> SimulatedStore:
+        """Return a store over the shelf of this world."""
+        return SimulatedStore(
+            self._shelf,
+            copies=self.copies,
+            weather=self.weather,
+            answer_s=self.answer_s,
+        )
+
+    def answer_s(self) -> float:
+        """Return how long the next answer or copy takes: mostly short, with a tail."""
+        scale = self._case.answer_s
+        return scale * self.dice.expovariate(1.0) if scale else 0.0
+
+    def begin(self, replica: Replica, laws: Laws) -> None:
+        """Check the laws of a cache from now on."""
+        self.replica, self._laws = replica, laws
+
+    def end(self) -> None:
+        """Check them no more."""
+        self._check()
+        self.replica = self._laws = None
+
+    def log(self, text: str) -> None:
+        """Write down what whoever runs now did."""
+        if self._is_logged:
+            task = asyncio.current_task()
+            who = "loop" if task is None else task.get_name()
+            self.result.log.append(f"{self._now()} {who}: {text}")
+
+    def on_event(self, event: Event) -> None:
+        """Write down what the cache tells."""
+        self.log(f"told {event}")
+
+    def _now(self) -> str:
+        # Its number of handles shows any difference in order long before it matters.
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        return f"{loop.time():.6f} #{loop.num_handles}"
+
+    # What is seen.
+
+    def _struck(self, mishap: Mishap) -> None:
+        self.note(mishap, at_work())
+
+    def note(self, mishap: Mishap, seq: int | None = None) -> None:
+        """Take note of a mishap, and of whom it befell: everyone if nobody is named."""
+        self.log(f"! {mishap.value}{'' if seq is None else f' (of {seq})'}")
+        if self.replica is None:
+            return
+        stages = self.replica.look.stages()
+        victims = list(stages) if seq is None else [seq]
+        for victim in victims:
+            if victim in stages:
+                self.result.seen[stages[victim], mishap] += 1
+
+    # What must hold.
+
+    def _put(self, key: object, page: bytes) -> None:
+        wanted = self.contents.under(key)  # type: ignore[arg-type]
+        if page != wanted and self._violation is None:
+            what = "a key that nobody asked for" if wanted is None else "other bytes"
+            self._violation = LawError(f"stored: {what}, under {key}")
+
+    def _check(self) -> None:
+        if self._violation is not None:
+            raise self._violation
+        if self._laws is not None and self._laws.check():
+            self.result.steps += 1
+
+    # Its course.
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        for actors in self._case.epochs:
+            await Epoch(self, self._case, actors).run()
+        with self.weather.paused():
+            await Epoch(self, self._case, ()).run_in_peace()
+
+    def play(self) -> Result:
+        """Run the case to its end; what is wrong is in the result."""
+        dice = Random(f"order {self._case.seed}") if self._case.is_shuffled else None
+        try:
+            run(self._run, dice=dice, after=self._check)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+            self.result.error = error
+        return self.result
+
+
+def simulate(case: Case, *, is_logged: bool = False) -> Result:
+    """Run a case; the same case makes the same run, in any process.
+
+    Args:
+        case: What happens, from :func:`draw`.
+        is_logged: Whether to write down what happens.
+    """
+    return World(case, is_logged=is_logged).play()
