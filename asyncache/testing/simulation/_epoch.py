@@ -14,6 +14,7 @@ import anyio
 from asyncache.core import (
     Namespace,
     OrderError,
+    StoreError,
 )
 from asyncache.engine import KVCache, Request
 from asyncache.testing.simulation._case import Actor, Case
@@ -46,6 +47,7 @@ class Epoch:
         self.contents = world.contents
         self.page_tokens = case.layout.page_tokens
         self.clients: dict[Client, None] = {}
+        self.num_opened = 0
         self.prefetches: list[tuple[Namespace, bytes]] = []
         layout = replace(case.layout, revision=world.revision)
         self.device = SimulatedDevice(
@@ -95,8 +97,11 @@ class Epoch:
 
     async def run(self) -> None:
         """Open the cache, let everyone act, and close it."""
-        async with self._open():
-            await self._act()
+        try:
+            async with self._open():
+                await self._act()
+        except (OSError, StoreError) as error:
+            self.log(f"not opened: {error}")
 
     async def run_in_peace(self) -> None:
         """Open the cache once more, where nothing goes wrong: all must be well."""
@@ -184,6 +189,30 @@ class Epoch:
         )
         if not is_clean:
             raise LawError(f"left behind: {statistics}, {self._open_stages()}")
+        if kept := self._kept():
+            raise LawError(f"kept for nobody: {kept}")
+        ended = statistics.counters.closed + statistics.counters.aborted
+        # A prefetch is a request too, if it found a place.
+        if not 0 <= ended - self.num_opened <= len(self.prefetches):
+            raise LawError(f"{self.num_opened} requests were opened, {ended} ended")
+
+    def _kept(self) -> dict[str, object]:
+        """Return what the engine still keeps of what has ended."""
+        runtime = self.cache._runtime  # noqa: SLF001 - the simulator looks inside
+        assert runtime is not None
+        kept: dict[str, object] = {
+            "clocks": runtime._deadlines,  # noqa: SLF001 - as above
+            "late": runtime._late,  # noqa: SLF001 - as above
+            "given up": runtime._given_up,  # noqa: SLF001 - as above
+            "gates": runtime.board._loads,  # noqa: SLF001 - as above
+            "waiters": runtime.board._waiters,  # noqa: SLF001 - as above
+            "votes": runtime.driver._votes.said(),  # noqa: SLF001 - as above
+            "brackets": runtime.driver._open_brackets,  # noqa: SLF001 - as above
+        }
+        if runtime.transfers is not None:
+            kept["claims"] = runtime.transfers._vouched  # noqa: SLF001 - as above
+            kept["timers"] = runtime.transfers._timers  # noqa: SLF001 - as above
+        return {name: what for name, what in kept.items() if what}
 
     def _open_stages(self) -> list[str]:
         replica = self._world.replica
@@ -196,6 +225,7 @@ class Epoch:
         for wanted in (None, len(tokens) - 1):
             dice = Random(0)
             with self.cache.request(tokens) as request:
+                self.num_opened += 1
                 client = Client(
                     self,
                     request,

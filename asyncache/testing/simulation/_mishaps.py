@@ -12,6 +12,7 @@ class Mishap(Enum):
     """What can go wrong; the value says it in the words of a log."""
 
     # A store.
+    SHUT = "store cannot be opened"
     STALL = "store stalls"
     OUTAGE = "store is out"
     RAISE = "store raises"
@@ -42,6 +43,7 @@ class Mishap(Enum):
 
 
 STORE = (
+    Mishap.SHUT,
     Mishap.STALL,
     Mishap.OUTAGE,
     Mishap.RAISE,

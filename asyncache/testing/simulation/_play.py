@@ -16,6 +16,7 @@ from asyncache.core import (
     InvariantError,
     OrderError,
     OutOfPagesError,
+    StoreError,
     TooManyRequestsError,
 )
 from asyncache.engine import Request
@@ -96,6 +97,7 @@ class Play:
 
         async def live() -> None:
             with request:
+                self._epoch.num_opened += 1
                 client = Client(
                     self._epoch,
                     request,
@@ -187,7 +189,7 @@ class Play:
         self._world.log("detached")
         await anyio.sleep(self._dice.choice([0.0, 0.01]))
         # Another may have attached one meanwhile, or a transfer has yet to stop.
-        with suppress(OrderError):
+        with suppress(OrderError, OSError, StoreError):
             await self._cache.attach(linker=self._epoch.linker())
             self._world.log("attached")
 

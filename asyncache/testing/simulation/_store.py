@@ -14,7 +14,7 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
-from asyncache.core import ClosedError, PageKey
+from asyncache.core import ClosedError, PageKey, StoreError
 from asyncache.stores import PageBuffers, Status, Store, check_batch
 from asyncache.testing.simulation._copies import Copies, Move, pair
 from asyncache.testing.simulation._device import no_time
@@ -84,6 +84,11 @@ class SimulatedStore(Store):
 
     def __repr__(self) -> str:
         return f"<SimulatedStore of {self._shelf!r}>"
+
+    async def open(self) -> None:
+        await self._wait()
+        if self._weather.strikes(Mishap.SHUT):
+            raise StoreError("the store cannot be opened")
 
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         self._check_open()

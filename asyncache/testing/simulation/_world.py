@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from asyncache.core import Replica, Stage
-from asyncache.engine import Event
+from asyncache.core import Fact, Replica, Stage
+from asyncache.engine import Event, TransferFailed
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._client import draw_prompt
 from asyncache.testing.simulation._contents import Contents
@@ -97,7 +97,13 @@ class World:
 
     def on_event(self, event: Event) -> None:
         """Write down what the cache tells."""
-        self.log(f"told {event}")
+        match event:
+            case Fact(kind=kind, num_pages=num_pages):
+                self.log(f"told {kind.name} {num_pages}")
+            case TransferFailed(kind=kind, error=error):
+                self.log(f"told that a {kind.name} failed: {type(error).__name__}")
+            case _:
+                self.log(f"told {event}")
 
     def _now(self) -> str:
         # Its number of handles shows any difference in order long before it matters.
