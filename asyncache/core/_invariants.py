@@ -17,10 +17,9 @@ from asyncache.core._agenda import (
     Request,
     Transaction,
 )
-from asyncache.core._errors import require
+from asyncache.core._errors import broken, require
 from asyncache.core._eviction import is_evictable
 from asyncache.core._holdings import holdings, orphans
-from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
 from asyncache.core._offloads import is_due
 from asyncache.core._reservations import loads_under
@@ -29,12 +28,13 @@ from asyncache.core._state import State
 
 def check(state: State) -> None:
     """Raise InvariantError unless every law holds."""
+    nodes = list(state.tree.nodes())
     _check_pages(state)
-    for node in state.tree.nodes():
+    for node in nodes:
         _check_node(state, node)
-    _check_locks(state)
-    _check_leaves(state)
-    _check_store(state)
+    _check_locks(state, nodes)
+    _check_leaves(state, nodes)
+    _check_store(state, nodes)
     for transaction in state.agenda.open.values():
         if isinstance(transaction, Request):
             _check_request(state, transaction)
@@ -46,20 +46,15 @@ def check(state: State) -> None:
 
 
 def _check_pages(state: State) -> None:
-    places: list[dict[int, PageState]] = [{} for _ in state.ledgers]
-    for pool, pages, held, _ in holdings(state):
+    held = [bytearray(ledger.num_pages) for ledger in state.ledgers]
+    for pool, pages, held_as, _ in holdings(state):
+        places = held[pool]
         for page in pages:
-            twice = page in places[pool]
-            require(not twice, "a page is in one place", pool, page, held)
-            places[pool][page] = held
-    for pool, ledger in enumerate(state.ledgers):
-        ledger.check()
-        for page in range(ledger.num_pages):
-            held = places[pool].get(page, PageState.FREE)
-            named = ledger.state(page)
-            require(
-                named is held, "the ledger knows the place", pool, page, named, held
-            )
+            if places[page]:
+                broken("a page is in one place", pool, page, held_as)
+            places[page] = held_as
+    for ledger, places in zip(state.ledgers, held, strict=True):
+        ledger.check(bytes(places))
 
 
 def _check_node(state: State, node: Node) -> None:
@@ -85,9 +80,9 @@ def _check_node(state: State, node: Node) -> None:
         require(node not in state.dirty, "dirty or being offloaded", node)
 
 
-def _check_leaves(state: State) -> None:
+def _check_leaves(state: State, nodes: list[Node]) -> None:
     tree, clean = state.tree, 0
-    for node in reversed(list(tree.nodes())):
+    for node in reversed(nodes):
         unclean = sum(not (c.locks or c.clean) for c in node.children.values())
         require(node.unclean == unclean, "unclean children are counted", node)
         is_clean = node.stored and not (node.locks or unclean)
@@ -95,7 +90,7 @@ def _check_leaves(state: State) -> None:
         clean += (node.end - node.start) * node.clean
     require(clean == tree.clean_pages, "clean pages", clean, tree.clean_pages)
     leaves, unsaved = state.leaves.known(), state.unsaved.known()
-    for node in filter(is_evictable, tree.nodes()):
+    for node in filter(is_evictable, nodes):
         require(node in leaves, "no leaf is lost", node)
         is_known = node.stored or not state.bounds.low_water or node in unsaved
         require(is_known, "no unsaved leaf is lost", node)
@@ -103,16 +98,16 @@ def _check_leaves(state: State) -> None:
         for node in (behind, *aside):
             require(node.attached, "what is set aside is in the tree", node)
     for pool in range(tree.num_pools):
-        found = _evictable_pages(state, pool)
+        found = _evictable_pages(state, pool, nodes)
         require(found == state.evictable(pool), "eviction finds pages", pool, found)
 
 
-def _check_store(state: State) -> None:
+def _check_store(state: State, nodes: list[Node]) -> None:
     """What is due is queued or, with a low water, can be found from below."""
     queued = {above for node in state.dirty for above in state.tree.above(node)}
     for node in state.dirty:
         require(node.attached, "what is queued is in the tree", node)
-    for node in state.tree.nodes():
+    for node in nodes:
         trace = node.stored and not state.store_attached
         require(not trace, "without a store nothing is stored", node)
         is_left = is_due(state, node) and node not in queued
@@ -122,19 +117,19 @@ def _check_store(state: State) -> None:
         require(not is_left or node.hits > 1, "what is due is not left", node)
 
 
-def _evictable_pages(state: State, pool: int) -> int:
+def _evictable_pages(state: State, pool: int, nodes: list[Node]) -> int:
     """Return how many pages of a pool eviction would find, by a look at each node."""
     held = state.guarded(pool) if pool not in state.tree.full else None
     return sum(
         len(run)
-        for node in state.tree.nodes()
+        for node in nodes
         if (run := node.pages[pool]) is not None and node.loads[pool] is None
         if (held is None and not node.locks)
         or (held is not None and held.isdisjoint(run))
     )
 
 
-def _check_locks(state: State) -> None:
+def _check_locks(state: State, nodes: list[Node]) -> None:
     locks: dict[Node, int] = {}
     for anchor, count in state.pins.items():
         step: Node | None = anchor
@@ -142,7 +137,7 @@ def _check_locks(state: State) -> None:
             locks[step] = locks.get(step, 0) + count
             step = step.parent
     locked = 0
-    for node in [*state.tree.nodes(), *orphans(state)]:
+    for node in [*nodes, *orphans(state)]:
         require(node.locks == locks.get(node, 0), "locks are pins", node)
         if node.loads[state.tree.backbone] is None:
             locked += (node.end - node.start) * bool(node.locks)

@@ -113,14 +113,23 @@ class Ledger:
         self._num[was] -= count
         self._num[now] += count
 
-    def check(self) -> None:
-        """Raise InvariantError unless counts, states and the free list agree."""
+    def check(self, held: bytes) -> None:
+        """Raise InvariantError unless counts, states and the free list agree.
+
+        Args:
+            held: The state of each page by those who hold it, shape [num_pages].
+        """
+        if held != self._state:
+            page = next(p for p in range(self.num_pages) if held[p] != self._state[p])
+            names = PageState(held[page]), self.state(page)
+            broken("the ledger knows the place", page, *names)
         for state in PageState:
-            found = self._state.count(state)
+            found = held.count(state)
             require(found == self._num[state], "counts match", state, found)
-        free = {page for page, s in enumerate(self._state) if s == PageState.FREE}
-        require(len(free) == len(self._free), "each free page is listed once")
-        require(free == set(self._free), "listed pages are free")
+        free = set(self._free)
+        num_free = self._num[PageState.FREE]
+        require(num_free == len(self._free) == len(free), "free pages are listed once")
+        require(not any(held[page] for page in free), "listed pages are free")
 
     def dump(self) -> tuple[object, ...]:
         """Return all of it, for comparing replicas."""
