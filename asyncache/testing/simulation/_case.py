@@ -93,6 +93,8 @@ class Case:
     num_pages: dict[str, int]
     host_addressable: bool
     layer_groups: int
+    batch_pages: int
+    num_staging: int
     limits: Limits
     policy: Policy
     writes: WriteThrough | WriteBack | ReadOnly
@@ -139,6 +141,8 @@ def draw(seed: int) -> Case:
         },
         host_addressable=dice.random() < 0.5,
         layer_groups=dice.choice([1, 1, 2]),
+        batch_pages=dice.choice([1, 3, 64]),
+        num_staging=dice.choice([1, 2, 4]),
         limits=_limits(dice, slots),
         policy=dice.choice(POLICIES),
         writes=_writes(dice, num_pages),

@@ -71,9 +71,15 @@ class Epoch:
 
     def linker(self) -> SimulatedLinker:
         """Return a new linker of its device and the world's store."""
-        store = self._world.store()
-        groups = self._case.layer_groups
-        return SimulatedLinker(store, self.device, layer_groups=groups)
+        layout = self._case.layout
+        page_bytes = max(layout.space(pool).page_bytes for pool in layout.pools)
+        return SimulatedLinker(
+            self._world.store(),
+            self.device,
+            layer_groups=self._case.layer_groups,
+            batch_bytes=self._case.batch_pages * page_bytes,
+            num_staging=self._case.num_staging,
+        )
 
     @property
     def revision(self) -> str:
