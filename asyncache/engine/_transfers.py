@@ -102,8 +102,13 @@ class Transfers:
             async with anyio.create_task_group() as group:
                 self._group = group
                 ready()
-                await stop.wait()
-                self._is_stopping = True
+                try:
+                    await stop.wait()
+                finally:
+                    # Also if this task was killed: a transfer that began while the
+                    # others are waited for would poll for a cancellation that came.
+                    self._is_stopping = True
+                    self.stop_all()
                 group.cancel_scope.cancel()
         finally:
             self._group = None

@@ -23,6 +23,7 @@ from tests.engine.scene import (
     LAYOUT,
     LIMITS,
     PAGE,
+    StubbornStore,
     check_pages,
     content,
     gate_device,
@@ -399,6 +400,26 @@ async def test_a_cache_whose_home_is_killed_serves_on_without_its_store(
         assert await view.serve(TOKENS) == 3 * PAGE
         assert await view.serve(prompt(3, seed=5)) == 0
         assert await view.cache.drain() == 0
+
+
+async def test_nothing_begins_once_the_home_is_killed_though_a_read_goes_on():
+    store = StubbornStore(await memory_store(TOKENS, prompt(3, seed=1)))
+    store.contains_gate.open()
+    async with scene(store, num_pages=16) as view:
+        with view.cache.request(TOKENS) as request:
+            hit = await request.restore()
+            await store.get_gate.wait_arrived()
+            [home] = [t for t in asyncio.all_tasks() if t.get_name() == "asyncache"]
+            home.cancel()
+            await turns(2)
+            assert not view.cache._runtime.transfers.is_running
+            with view.cache.request(prompt(3, seed=1)) as other:
+                assert (await other.restore()).num_tokens == 0
+            assert store.contains_gate.num_arrived == 1
+            assert not home.done()
+            store.get_gate.open()
+            await hit.wait()
+            assert hit.num_tokens == 0
 
 
 class ShortStore(MemoryStore):
