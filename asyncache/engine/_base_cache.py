@@ -187,6 +187,8 @@ class BaseCache(ABC, Generic[R]):
         Until the block is left, nobody else gets a page that the model may touch,
         whatever becomes of the requests. Leave it only when the model has stopped: a
         thread that runs the model and is not waited for is outside of every bracket.
+        Read page tables inside it: entering is a call like any other, with which a hit
+        that has not settled may sink, and take pages along.
 
         Raises:
             ClosedError, AbortedError: If a request has ended.

@@ -121,9 +121,9 @@ class Model:
             self._joined.set()
 
     async def _forward(self, rows: list[Row]) -> None:
-        # A hit may have sunk since they joined, and taken pages with it.
-        rows = [row for row in rows if self._has_pages(row)]
         with self._cache.forward([row.request for row in rows]):
+            # A hit may have sunk since they joined, and taken pages with it.
+            rows = [row for row in rows if self._has_pages(row)]
             works = [_Work(row, self._tables(row), row.request.settled) for row in rows]
             writing = Writing()
             for work in works:
