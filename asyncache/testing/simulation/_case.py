@@ -100,6 +100,8 @@ class Case:
     writes: WriteThrough | WriteBack | ReadOnly
     launch: Literal["eager", "batch"]
     shelf_pages: int
+    tier_pages: int
+    num_models: int
     rates: dict[Mishap, float]
     epochs: tuple[tuple[Actor, ...], ...]
     answer_s: float
@@ -110,6 +112,12 @@ class Case:
     def actors(self) -> list[Actor]:
         """All who take part."""
         return [actor for epoch in self.epochs for actor in epoch]
+
+    @property
+    def page_bytes(self) -> int:
+        """Of the largest page of any pool."""
+        pools = self.layout.pools
+        return max(self.layout.space(pool).page_bytes for pool in pools)
 
     def only(self, numbers: Collection[int]) -> Case:
         """Return the case with no other actors than these."""
@@ -148,6 +156,8 @@ def draw(seed: int) -> Case:
         writes=_writes(dice, num_pages),
         launch=dice.choice(["eager", "eager", "batch"]),
         shelf_pages=dice.choice([8, 30, 1000, 1000]),
+        tier_pages=dice.choice([0, 0, 0, 6]),
+        num_models=dice.choice([1, 1, 2]),
         rates=_rates(dice),
         epochs=_epochs(dice),
         answer_s=dice.choice([0.0, 0.001, 0.004]),

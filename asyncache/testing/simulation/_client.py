@@ -192,7 +192,7 @@ class Client:
         while True:
             self._extend(end)
             row = self._row(end)
-            await self._epoch.model.compute(row)
+            await self._epoch.compute(row)
             if not self._fall():
                 break
         if not row.has_run:

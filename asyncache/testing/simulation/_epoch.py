@@ -27,7 +27,7 @@ from asyncache.testing.simulation._device import SimulatedDevice
 from asyncache.testing.simulation._laws import LawError, Laws
 from asyncache.testing.simulation._linker import SimulatedLinker
 from asyncache.testing.simulation._mishaps import Mishap
-from asyncache.testing.simulation._model import EPSILON_S, Model
+from asyncache.testing.simulation._model import EPSILON_S, Model, Row
 from asyncache.testing.simulation._play import Play
 
 if TYPE_CHECKING:
@@ -71,13 +71,11 @@ class Epoch:
 
     def linker(self) -> SimulatedLinker:
         """Return a new linker of its device and the world's store."""
-        layout = self._case.layout
-        page_bytes = max(layout.space(pool).page_bytes for pool in layout.pools)
         return SimulatedLinker(
             self._world.store(),
             self.device,
             layer_groups=self._case.layer_groups,
-            batch_bytes=self._case.batch_pages * page_bytes,
+            batch_bytes=self._case.batch_pages * self._case.page_bytes,
             num_staging=self._case.num_staging,
         )
 
@@ -119,26 +117,34 @@ class Epoch:
         await self.cache.open()
         runtime = self.cache._runtime  # noqa: SLF001 - the simulator looks inside
         assert runtime is not None
-        laws = self._laws = Laws(
+        self._laws = Laws(
             runtime.replica, self.device, self._world.copies, self.contents
         )
-        self._world.begin(runtime.replica, laws)
-        self.model = Model(
-            self.cache,
-            self.device,
-            self.contents,
-            laws,
-            forward_s=self._case.forward_s,
-            gate_s=self._case.limits.gate_s,
-        )
+        self._world.begin(runtime.replica, self._laws)
+        self._models = [self._model() for _ in range(self._case.num_models)]
         async with anyio.create_task_group() as group:
-            group.start_soon(self.model.run)
+            for model in self._models:
+                group.start_soon(model.run)
             if self._case.launch == "batch":
                 group.start_soon(self._launch)
             yield
             await self._close()
             group.cancel_scope.cancel()
         self._world.end()
+
+    def _model(self) -> Model:
+        return Model(
+            self.cache,
+            self.device,
+            self.contents,
+            self._laws,
+            forward_s=self._world.forward_s,
+            gate_s=self._case.limits.gate_s,
+        )
+
+    async def compute(self, row: Row) -> None:
+        """Take part in the next forward of some model."""
+        await self._world.dice.choice(self._models).compute(row)
 
     async def _launch(self) -> None:
         while not self.cache._is_closed:  # noqa: SLF001 - the simulator looks inside

@@ -6,7 +6,7 @@ runs is written for all the same, to pages that it has given back by then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,7 @@ class Model:
         device: Where they are.
         contents: What they mean.
         laws: Told which pages are being written.
-        forward_s: How long a forward takes, in seconds.
+        forward_s: Returns how long the next forward takes, in seconds.
         gate_s: How long a gate may stay shut.
     """
 
@@ -69,7 +69,7 @@ class Model:
         contents: Contents,
         laws: Laws,
         *,
-        forward_s: float,
+        forward_s: Callable[[], float],
         gate_s: float,
     ) -> None:
         self._cache = cache
@@ -144,7 +144,7 @@ class Model:
                 if work.row.gates is not None:
                     await self._pass(work.row.gates, layer)
                     self._read_layer(work, layer)
-        await anyio.sleep(self._forward_s)
+        await anyio.sleep(self._forward_s())
         for work in works:
             self._read(work, "as it ends")
             for pool, position in self._written(work):
