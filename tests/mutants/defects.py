@@ -355,17 +355,6 @@ DEFECTS = [
         "return (*prompt, state.promised, state.tree.version, *counts)",
         "return (*prompt, state.promised, *counts)",
     ),
-    Defect(
-        "an extend beyond its reservation takes what others were promised",
-        "L4",
-        "core/_requests.py",
-        """\
-        _check_slack(state, needed, beyond)
-    for""",
-        """\
-        pass
-    for""",
-    ),
     # Requests.
     Defect(
         "a load outlives the only request that wanted it",
@@ -425,13 +414,6 @@ DEFECTS = [
         "core/_votes.py",
         "if share is None or not claim:",
         "if share is None or claim in share.boundaries:",
-    ),
-    Defect(
-        "ranks that differ go on",
-        "L5",
-        "core/_verdicts.py",
-        "if least != -negated:",
-        "if least > -negated:",
     ),
     Defect(
         "ranks do not notice that they append different tokens",
@@ -508,13 +490,6 @@ DEFECTS = [
             and held""",
     ),
     Defect(
-        "what is lost to eviction is told as saved",
-        "L9",
-        "core/_state.py",
-        "kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED",
-        "kind = FactKind.EVICTED if saved or node.hits else FactKind.EVICTED_UNSAVED",
-    ),
-    Defect(
         "pages in quarantine count as free",
         "L2",
         "core/_ledger.py",
@@ -563,13 +538,6 @@ DEFECTS = [
         "if namespace is None:",
         "if not namespace:",
     ),
-    Defect(
-        "a namespace of text is that of the same bytes",
-        "L7",
-        "core/_hashes.py",
-        'return frame(b"bytes", part)',
-        'return frame(b"str", part)',
-    ),
     # Resets.
     Defect(
         "a reset forgets to begin a generation: what was computed before is shared",
@@ -605,16 +573,6 @@ DEFECTS = [
     nodes =""",
         """\
     nodes =""",
-    ),
-    Defect(
-        "without a store, nodes count as stored",
-        "L9",
-        "core/_resets.py",
-        """\
-    _forget_store(state)
-    #""",
-        """\
-    #""",
     ),
     # Engine: transfers, driver, runtime.
     Defect(
@@ -698,7 +656,7 @@ DEFECTS = [
 """,
     ),
     Defect(
-        "an observer is told amid a change",
+        "an observer is told before the requests that it concerns",
         "L9",
         "engine/_driver.py",
         "self._facts.append(effect)",
@@ -722,23 +680,23 @@ DEFECTS = [
         "engine/_runtime.py",
         """\
             self.driver.sink(state.wait.seq, 0)
-""",
+        self.driver""",
         """\
             self.driver.sink(state.wait.seq, 0)
             for load in state.needs:
                 self.driver.sink(load.seq, 0)
-""",
+        self.driver""",
     ),
     Defect(
         "the clock of a restore that was given back ends the next one",
         "L4",
         "engine/_runtime.py",
         """\
-        self.call(self.replica.calls.suspend, state)
+        self._late.discard(state.seq)
         self._cancel_deadline(state)
 """,
         """\
-        self.call(self.replica.calls.suspend, state)
+        self._late.discard(state.seq)
 """,
     ),
     Defect(
@@ -801,7 +759,7 @@ DEFECTS = [
         "L3",
         "engine/_cache.py",
         """\
-            self._linker = runtime.transfers = None
+            self._forget(runtime, transfers)
             if""",
         """\
             if""",
@@ -830,13 +788,6 @@ DEFECTS = [
         "",
     ),
     Defect(
-        "a hit that was given back tells the length of the next one",
-        "L10",
-        "engine/_base_request.py",
-        "if self._state is None or landing is not self._landing:",
-        "if self._state is None or self._landing is None:",
-    ),
-    Defect(
         "a restore that was cancelled stays open",
         "L3",
         "engine/_request.py",
@@ -851,13 +802,6 @@ DEFECTS = [
         "engine/_limits.py",
         "if not 0 <= value < math.inf:",
         "if value < 0 or value == math.inf:",
-    ),
-    Defect(
-        "tokens may be true and false",
-        "bad input",
-        "core/_tokens.py",
-        "if kind is bool or not issubclass(kind, Integral):",
-        "if not issubclass(kind, Integral):",
     ),
     # Linkers and threads.
     Defect(
