@@ -67,7 +67,7 @@ async def restores(stage: Stage) -> None:
 
 async def reads_layer_by_layer(stage: Stage) -> None:
     seen, device = [], stage.view.device
-    with stage.cache.request(TOKENS) as request:
+    with stage.request(TOKENS) as request:
         hit = await request.restore()
         pages = array("i", request.page_table["kv"])
         request.extend(len(TOKENS))
@@ -85,7 +85,7 @@ async def reads_layer_by_layer(stage: Stage) -> None:
 
 
 async def commits_over_a_load(stage: Stage) -> None:
-    with stage.cache.request(TOKENS, reserve_tokens=PAGE) as request:
+    with stage.request(TOKENS, reserve_tokens=PAGE) as request:
         hit = await request.restore()
         request.append(longer(TOKENS)[len(TOKENS) :])
         await compute_over(stage, request, longer(TOKENS), hit)
@@ -93,7 +93,7 @@ async def commits_over_a_load(stage: Stage) -> None:
 
 async def ends_over_a_load(stage: Stage) -> None:
     tokens = longer(TOKENS)
-    with stage.cache.request(TOKENS, reserve_tokens=PAGE) as request:
+    with stage.request(TOKENS, reserve_tokens=PAGE) as request:
         hit = await request.restore()
         request.append(tokens[len(TOKENS) :])
         request.extend(len(tokens))
@@ -105,7 +105,7 @@ async def ends_over_a_load(stage: Stage) -> None:
 
 async def decodes(stage: Stage) -> None:
     tokens = longer(TOKENS)
-    with stage.cache.request(TOKENS, reserve_tokens=2 * PAGE) as request:
+    with stage.request(TOKENS, reserve_tokens=2 * PAGE) as request:
         await stage.finish(request, TOKENS, await request.restore())
         for token in tokens[len(TOKENS) :]:
             request.append([token])
@@ -119,7 +119,7 @@ async def decodes(stage: Stage) -> None:
 
 
 async def suspends(stage: Stage) -> None:
-    with stage.cache.request(TOKENS) as request:
+    with stage.request(TOKENS) as request:
         await stage.finish(request, TOKENS, await request.restore())
         request.suspend()
         await stage.cache.step()
@@ -127,7 +127,7 @@ async def suspends(stage: Stage) -> None:
 
 
 async def suspends_a_load(stage: Stage) -> None:
-    with stage.cache.request(TOKENS) as request:
+    with stage.request(TOKENS) as request:
         await request.restore()
         await turns(2)
         request.suspend()
@@ -136,14 +136,14 @@ async def suspends_a_load(stage: Stage) -> None:
 
 
 async def gives_up_a_restore(stage: Stage) -> None:
-    with stage.cache.request(TOKENS) as request:
+    with stage.request(TOKENS) as request:
         with anyio.move_on_after(0):
             await request.restore()
         stage.view.finish(request, TOKENS, 0)
 
 
 async def is_aborted_and_comes_again(stage: Stage) -> None:
-    with suppress(EOFError), stage.cache.request(TOKENS) as request:
+    with suppress(EOFError), stage.request(TOKENS) as request:
         await request.restore()
         await turns(2)
         raise EOFError
@@ -151,7 +151,7 @@ async def is_aborted_and_comes_again(stage: Stage) -> None:
 
 
 async def is_late(stage: Stage) -> None:
-    with stage.cache.request(TOKENS) as request:
+    with stage.request(TOKENS) as request:
         hit = await request.restore()
         await turns(2)
         if not hit.settled:
@@ -164,7 +164,7 @@ async def is_late(stage: Stage) -> None:
 
 
 async def share_a_load(stage: Stage) -> None:
-    with stage.cache.request(TOKENS) as one, stage.cache.request(TOKENS) as two:
+    with stage.request(TOKENS) as one, stage.request(TOKENS) as two:
         hits = [await request.restore() for request in (one, two)]
         for request, hit in zip((one, two), hits, strict=True):
             await stage.finish(request, TOKENS, hit)
@@ -179,16 +179,16 @@ async def share_a_load_in_tasks(stage: Stage) -> None:
 
 async def load_one_below_another(stage: Stage) -> None:
     short = TOKENS[: 2 * PAGE + 1]
-    with stage.cache.request(short) as one, stage.cache.request(TOKENS) as two:
+    with stage.request(short) as one, stage.request(TOKENS) as two:
         hits = [await request.restore() for request in (one, two)]
         await compute_over(stage, one, short, hits[0])
         await compute_over(stage, two, TOKENS, hits[1])
 
 
 async def are_siblings(stage: Stage) -> None:
-    with stage.cache.request(NEW) as one:
+    with stage.request(NEW) as one:
         await stage.finish(one, NEW, await one.restore())
-        with stage.cache.request(NEW, reserve_tokens=PAGE) as two:
+        with stage.request(NEW, reserve_tokens=PAGE) as two:
             hit = await two.restore()
             two.append(longer(NEW)[len(NEW) :])
             await compute_over(stage, two, longer(NEW), hit)
@@ -196,7 +196,7 @@ async def are_siblings(stage: Stage) -> None:
 
 async def wait_for_room(stage: Stage) -> None:
     async def hold() -> None:
-        with stage.cache.request(NEW) as request:
+        with stage.request(NEW) as request:
             hit = await request.restore()
             await turns(6)
             await stage.finish(request, NEW, hit)
@@ -208,7 +208,7 @@ async def wait_for_room(stage: Stage) -> None:
 
 
 async def leave_their_bracket_open(stage: Stage) -> None:
-    with stage.cache.request(NEW) as request:
+    with stage.request(NEW) as request:
         request.extend(len(NEW))
         bracket = stage.cache.forward([request])
         with bracket:
@@ -259,10 +259,10 @@ async def steps(stage: Stage) -> None:
 
 async def launches(stage: Stage) -> None:
     with (
-        stage.cache.request(TOKENS) as one,
-        stage.cache.request(OTHER) as two,
+        stage.request(TOKENS) as one,
+        stage.request(OTHER) as two,
     ):
-        with stage.cache.request(PLAIN[: PAGE + 1]) as never_launched:
+        with stage.request(PLAIN[: PAGE + 1]) as never_launched:
             await never_launched.restore()
             hits = [await request.restore() for request in (one, two)]
         batch = stage.cache.launch()
@@ -294,8 +294,8 @@ async def with_all_open(stage: Stage, act: Callable[[], Awaitable[None]]) -> Non
 
     async with anyio.create_task_group() as group:
         with (
-            stage.cache.request(TOKENS) as loading,
-            stage.cache.request(NEW) as computing,
+            stage.request(TOKENS) as loading,
+            stage.request(NEW) as computing,
         ):
             reserved = await computing.restore()
             hit = await loading.restore()
@@ -341,7 +341,7 @@ async def closes_while_all_wait_for_room(stage: Stage) -> None:
         await turns(1)
         await stage.cache.aclose()
 
-    with stage.cache.request(NEWER) as computing, stage.cache.forward([computing]):
+    with stage.request(NEWER) as computing, stage.cache.forward([computing]):
         computing.extend(len(NEWER))
         await with_all_open(stage, act)
 

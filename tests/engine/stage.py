@@ -141,6 +141,18 @@ class Stage:
     def cache(self) -> KVCache:
         return self.view.cache
 
+    @contextmanager
+    def request(self, tokens: Sequence[int], **arguments: Any) -> Iterator[Request]:
+        """Open a request; once it is left, all that it held has gone back."""
+        request = self.cache.request(tokens, **arguments)
+        try:
+            with request:
+                yield request
+        finally:
+            state = request._state
+            waits_to_commit = state.want > state.shared
+            assert waits_to_commit or not self.view.replica.look.is_open(state.seq)
+
     async def restore(self, request: Request) -> Hit:
         """Restore, and start the load at once if that is the loop's to do."""
         hit = await request.restore()
@@ -150,7 +162,7 @@ class Stage:
 
     async def serve(self, tokens: Sequence[int], namespace=None) -> int:
         """Serve a prompt from its restore to its commit; return the hit's length."""
-        with self.cache.request(tokens, namespace=namespace) as request:
+        with self.request(tokens, namespace=namespace) as request:
             return await self.finish(request, tokens, await self.restore(request))
 
     async def finish(self, request: Request, tokens: Sequence[int], hit: Hit) -> int:
