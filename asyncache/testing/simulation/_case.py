@@ -62,10 +62,10 @@ class Role(Enum):
 
 
 _ROLES = (
-    (Role.CLIENT, 60),
+    (Role.CLIENT, 80),
     (Role.PREFETCH, 6),
-    (Role.RESET, 3),
-    (Role.REVISION, 3),
+    (Role.RESET, 2),
+    (Role.REVISION, 2),
     (Role.DETACH, 4),
     (Role.DRAIN, 3),
     (Role.OUTAGE, 4),
@@ -100,11 +100,14 @@ class Case:
     writes: WriteThrough | WriteBack | ReadOnly
     launch: Literal["eager", "batch"]
     shelf_pages: int
+    stored: float
+    """Share of the pages of common prompts that the shelf has from the start."""
     tier_pages: int
     num_models: int
     rates: dict[Mishap, float]
     epochs: tuple[tuple[Actor, ...], ...]
     answer_s: float
+    linger_s: float
     forward_s: float
     is_shuffled: bool
 
@@ -138,7 +141,7 @@ def draw(seed: int) -> Case:
     """Return the case of a seed."""
     dice = Random(f"case {seed}")
     pools = dice.choice(_LAYOUTS)
-    num_pages = dice.choice([6, 8, 10, 14, 24])
+    num_pages = dice.choice([7, 10, 14, 20, 32])
     slots = dice.choice([2, 3, 4, 16])
     return Case(
         seed=seed,
@@ -155,12 +158,14 @@ def draw(seed: int) -> Case:
         policy=dice.choice(POLICIES),
         writes=_writes(dice, num_pages),
         launch=dice.choice(["eager", "eager", "batch"]),
-        shelf_pages=dice.choice([8, 30, 1000, 1000]),
+        shelf_pages=dice.choice([12, 1000, 1000, 1000]),
+        stored=dice.choice([0.0, 0.8, 1.0, 1.0]),
         tier_pages=dice.choice([0, 0, 0, 6]),
         num_models=dice.choice([1, 1, 2]),
         rates=_rates(dice),
         epochs=_epochs(dice),
-        answer_s=dice.choice([0.0, 0.001, 0.004]),
+        answer_s=dice.choice([0.0, 0.001, 0.004, 0.02]),
+        linger_s=dice.choice([0.0, 0.0, 0.01]),
         forward_s=dice.choice([0.0, 0.002, 0.01]),
         is_shuffled=dice.random() < 0.75,
     )
@@ -178,8 +183,8 @@ def _limits(dice: Random, slots: int) -> Limits:
         drain_s=2.0,
         close_s=dice.choice([0.05, 1.0]),
         retry_s=0.005,
-        breaker_failures=dice.choice([1, 3]),
-        breaker_s=dice.choice([0.02, 0.1]),
+        breaker_failures=dice.choice([1, 3, 100]),
+        breaker_s=dice.choice([0.005, 0.05]),
     )
 
 
@@ -206,12 +211,13 @@ def _rates(dice: Random) -> dict[Mishap, float]:
 
 def _epochs(dice: Random) -> tuple[tuple[Actor, ...], ...]:
     number, epochs = 0, []
+    roles, weights = zip(*_ROLES, strict=True)
     for _ in range(dice.choice([1, 1, 2, 3])):
         actors = []
-        for _ in range(dice.choice([2, 4, 6, 9])):
-            roles, weights = zip(*_ROLES, strict=True)
+        within_s = dice.choice([0.0, 0.01, 0.06])
+        for _ in range(dice.choice([3, 5, 8, 12])):
             [role] = dice.choices(roles, weights)
-            actors.append(Actor(number, role, round(dice.random() * 0.06, 4)))
+            actors.append(Actor(number, role, round(dice.random() * within_s, 4)))
             number += 1
         epochs.append(tuple(actors))
     return tuple(epochs)

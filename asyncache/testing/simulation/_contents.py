@@ -74,6 +74,13 @@ class Contents:
             known = self._meanings.setdefault(page_hash, meaning)
             assert known == meaning, f"one hash for {known} and {meaning}"
 
+    def keys(self, era: Era, tokens: bytes) -> list[PageKey]:
+        """Return what a store calls the whole pages of a prompt, of all pools."""
+        hashes = hash_pages(
+            tokens, page_tokens=self._layout.page_tokens, parent=self._root(era)
+        )
+        return [PageKey(h, space) for h in hashes for space in self._spaces.values()]
+
     def under(self, key: PageKey) -> bytes | None:
         """Return the bytes that a store must have under a key; None if it is no key."""
         meaning = self._meanings.get(key.hash)

@@ -74,6 +74,7 @@ class Epoch:
         return SimulatedLinker(
             self._world.store(),
             self.device,
+            linger_s=self._world.linger_s,
             layer_groups=self._case.layer_groups,
             batch_bytes=self._case.batch_pages * self._case.page_bytes,
             num_staging=self._case.num_staging,
@@ -161,10 +162,11 @@ class Epoch:
             )
             for actor in self._actors
         ]
-        abrupt = bool(tasks) and self._world.weather.strikes(Mishap.CLOSE)
-        wait_s = self._world.dice.random() * 0.08 if abrupt else PATIENCE_S
+        dice, rate = self._world.dice, self._case.rates.get(Mishap.CLOSE, 0.0)
+        abrupt = bool(tasks) and dice.random() < 2 * rate
         if abrupt:
-            _, pending = await asyncio.wait(tasks, timeout=wait_s)
+            await asyncio.wait(tasks, timeout=dice.random() * 0.1)
+            self._world.note(Mishap.CLOSE)
             await self._close()
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=PATIENCE_S)

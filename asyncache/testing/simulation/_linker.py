@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import anyio
+
 from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
+from asyncache.devices import Device
 from asyncache.linkers import Landed, Outcome, StoreLinker
+from asyncache.stores import Store
+from asyncache.testing.simulation._device import no_time
 
 _AT_WORK: ContextVar[int | None] = ContextVar("_AT_WORK", default=None)
 
@@ -18,7 +23,30 @@ def at_work() -> int | None:
 
 
 class SimulatedLinker(StoreLinker):
-    """A :class:`StoreLinker`; :func:`at_work` tells whose transfer is running."""
+    """A :class:`StoreLinker`; :func:`at_work` tells whose transfer is running.
+
+    Args:
+        linger_s: Returns how long a load takes to end once all has landed, in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        *,
+        linger_s: Callable[[], float] = no_time,
+        layer_groups: int = 1,
+        batch_bytes: int = 4096,
+        num_staging: int = 4,
+    ) -> None:
+        super().__init__(
+            store,
+            device,
+            layer_groups=layer_groups,
+            batch_bytes=batch_bytes,
+            num_staging=num_staging,
+        )
+        self._linger_s = linger_s
 
     async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
         with _working(plan.seq):
@@ -26,7 +54,9 @@ class SimulatedLinker(StoreLinker):
 
     async def load(self, plan: LoadPlan, landed: Landed) -> int:
         with _working(plan.seq):
-            return await super().load(plan, landed)
+            num_good = await super().load(plan, landed)
+            await anyio.sleep(self._linger_s())
+            return num_good
 
     async def offload(self, plan: OffloadPlan) -> Outcome:
         with _working(plan.seq):

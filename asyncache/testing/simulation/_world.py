@@ -9,9 +9,15 @@ from random import Random
 
 from asyncache.core import Fact, Replica, Stage
 from asyncache.engine import Event, TransferFailed
+from asyncache.stores import MemoryStore, Store, TieredStore
 from asyncache.testing.simulation._case import Case
-from asyncache.testing.simulation._client import draw_prompt
-from asyncache.testing.simulation._contents import Contents
+from asyncache.testing.simulation._client import (
+    NAMESPACES,
+    STEMS,
+    draw_prompt,
+    packed,
+)
+from asyncache.testing.simulation._contents import Contents, Era
 from asyncache.testing.simulation._copies import Copies
 from asyncache.testing.simulation._epoch import Epoch
 from asyncache.testing.simulation._laws import LawError, Laws
@@ -40,6 +46,14 @@ class Result:
     log: list[str] = field(default_factory=list)
     error: Exception | None = None
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The innermost error: of a group's the first, and so on; None if all held."""
+        error: BaseException | None = self.error
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        return error
+
 
 class World:
     """One run of a case."""
@@ -60,24 +74,49 @@ class World:
         self._laws: Laws | None = None
         self._violation: LawError | None = None
         self._shelf = Shelf(case.shelf_pages, on_put=self._put)
-        self._loop: SimulatedLoop | None = None
         self.known_prompts = [draw_prompt(Random(index)) for index in range(6)]
 
     # For its epochs.
 
-    def store(self) -> SimulatedStore:
-        """Return a store over the shelf of this world."""
-        return SimulatedStore(
+    def store(self) -> Store:
+        """Return a store over the shelf of this world, behind memory if so decided."""
+        store = SimulatedStore(
             self._shelf,
             copies=self.copies,
             weather=self.weather,
             answer_s=self.answer_s,
         )
+        if not self._case.tier_pages:
+            return store
+        memory = MemoryStore(self._case.tier_pages * self._case.page_bytes)
+        return TieredStore([memory, store])
+
+    def fill(self) -> None:
+        """Store what others have stored before: the beginnings of most prompts."""
+        for namespace in dict.fromkeys(NAMESPACES):
+            era = Era(namespace, self.revision)
+            for stem in STEMS:
+                tokens = packed(list(stem))
+                self.contents.learn(era, tokens)
+                for key in self.contents.keys(era, tokens):
+                    page = self.contents.under(key)
+                    if page is not None and self.dice.random() < self._case.stored:
+                        self._shelf.put(key, page)
 
     def answer_s(self) -> float:
         """Return how long the next answer or copy takes: mostly short, with a tail."""
-        scale = self._case.answer_s
-        return scale * self.dice.expovariate(1.0) if scale else 0.0
+        return self._some(self._case.answer_s)
+
+    def forward_s(self) -> float:
+        """Return how long the next forward takes."""
+        return self._some(self._case.forward_s)
+
+    def linger_s(self) -> float:
+        """Return how long the next load takes to end once all of it has landed."""
+        return self._some(self._case.linger_s)
+
+    def _some(self, scale_s: float) -> float:
+        return scale_s * self.dice.expovariate(1.0) if scale_s else 0.0
 
     def begin(self, replica: Replica, laws: Laws) -> None:
         """Check the laws of a cache from now on."""
@@ -144,8 +183,7 @@ class World:
     # Its course.
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
+        self.fill()
         for actors in self._case.epochs:
             await Epoch(self, self._case, actors).run()
         with self.weather.paused():
