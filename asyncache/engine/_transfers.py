@@ -77,6 +77,7 @@ class Transfers:
         """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._group: TaskGroup | None = None
+        self._opening: anyio.CancelScope | None = None
         self._stop: anyio.Event | None = None
         self._is_stopped = False
         self._is_stopping = False
@@ -92,6 +93,12 @@ class Transfers:
         return self._group is not None and not self._is_stopped
 
     # The group's own task.
+
+    async def open(self) -> None:
+        """Open the linker; :meth:`stop_all` cuts that short."""
+        with anyio.CancelScope() as self._opening:
+            if not self._is_stopped:
+                await self._linker.open()
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Hold the task group until :meth:`stop_all`; ends when every transfer has."""
@@ -120,6 +127,8 @@ class Transfers:
     def stop_all(self) -> None:
         """Stop every transfer, and begin no other."""
         self._is_stopped = True
+        if self._opening is not None:
+            self._opening.cancel()
         if self._stop is not None:
             self._stop.set()
         for seq, timer in self._timers.items():
@@ -262,7 +271,7 @@ async def live(
     """
     try:
         try:
-            await linker.open()
+            await transfers.open()
             await transfers.run(opened)
         finally:
             await linker.aclose()

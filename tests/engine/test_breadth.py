@@ -8,12 +8,13 @@ import anyio
 import pytest
 
 from asyncache import content_tokens, lfu
-from asyncache.core import FactKind, OrderError, StoreError
+from asyncache.core import ClosedError, FactKind, OrderError, StoreError
 from asyncache.engine import ReadOnly, WriteBack, WriteThrough
 from asyncache.stores import FileStore, MemoryStore, TieredStore
 from asyncache.testing import Gate, GateStore, cancel_nth
 from tests.engine.blocking import blocking_scene
 from tests.engine.scene import (
+    LIMITS,
     PAGE,
     content,
     gate_store,
@@ -190,11 +191,8 @@ async def test_a_store_that_is_detached_while_it_is_attached_is_not_attached():
 
         group.start_soon(attach)
         await store.gate.wait_arrived()
-        group.start_soon(view.cache.detach)
-        await turns(1)
-        store.gate.open()
-        while view.cache._home is not None:
-            await turns(1)
+        await view.cache.detach()
+        assert view.cache._home is None
         assert await view.serve(TOKENS) == 0
         await view.cache.attach(await kept_store(OTHER))
         assert await view.serve(OTHER) == 3 * PAGE
@@ -432,3 +430,26 @@ async def test_closing_while_a_store_is_being_attached_attaches_nothing():
 
         group.start_soon(attach)
         await view.cache.aclose()
+
+
+@pytest.mark.parametrize("end", ["detach", "aclose"])
+async def test_a_store_that_never_opens_keeps_nobody_waiting(end):
+    class Hanging(KeptStore):
+        gate = Gate()
+
+        async def open(self) -> None:
+            await self.gate.pass_through()
+
+    store = Hanging(2**20)
+    async with scene(check=end == "detach") as view, anyio.create_task_group() as group:
+
+        async def attach() -> None:
+            with pytest.raises((OrderError, ClosedError)):
+                await view.cache.attach(store)
+
+        group.start_soon(attach)
+        await store.gate.wait_arrived()
+        began = anyio.current_time()
+        await getattr(view.cache, end)()
+        assert anyio.current_time() - began < LIMITS.close_s / 2
+        assert store.gate.num_waiting == 0
