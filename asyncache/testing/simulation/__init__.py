@@ -5,7 +5,7 @@ threads, sockets or real time, whose order is a seed's; :class:`SimulatedDevice`
 :class:`SimulatedStore` and :class:`SimulatedNetwork` are what it may use there.
 
 For ours: :func:`draw` makes a case of a seed, and :func:`simulate` plays it, with the
-laws checked after every step.
+laws checked after every step; :func:`shrink` makes a case that fails a small one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from asyncache.testing.simulation._loop import (
     run,
 )
 from asyncache.testing.simulation._mishaps import Mishap, Weather
+from asyncache.testing.simulation._plain import Setting, plain
+from asyncache.testing.simulation._shrink import shrink, way_of
 from asyncache.testing.simulation._store import Shelf, SimulatedStore
 from asyncache.testing.simulation._world import Result, simulate
 
@@ -35,6 +37,7 @@ __all__ = [
     "Mishap",
     "Result",
     "Role",
+    "Setting",
     "Shelf",
     "SimulatedDevice",
     "SimulatedGroup",
@@ -44,6 +47,9 @@ __all__ = [
     "StuckError",
     "Weather",
     "draw",
+    "plain",
     "run",
+    "shrink",
     "simulate",
+    "way_of",
 ]

@@ -1,0 +1,79 @@
+"""What of a case can be made plain, and what plain is: the fewest words to explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from asyncache.core import lru
+from asyncache.engine import Limits, WriteThrough
+from asyncache.testing.simulation._case import Case
+
+
+class Setting(Enum):
+    """One choice of a case; the value is its name on a command line."""
+
+    ORDER = "order"
+    LAUNCH = "launch"
+    LAYERS = "layers"
+    BATCHES = "batches"
+    ADDRESSABLE = "addressable"
+    POOLS = "pools"
+    PAGES = "pages"
+    SHELF = "shelf"
+    STORED = "stored"
+    TIER = "tier"
+    MODELS = "models"
+    LIMITS = "limits"
+    POLICY = "policy"
+    WRITES = "writes"
+    ANSWERS = "answers"
+    FORWARDS = "forwards"
+
+
+_LIMITS = Limits(
+    requests=32,
+    slots=16,
+    offloads=8,
+    mask_ints=64,
+    restore_s=0.2,
+    gate_s=0.3,
+    drain_s=2.0,
+    close_s=1.0,
+    retry_s=0.005,
+    breaker_s=0.02,
+)
+"""Room for everyone, and waits as short as those that are drawn."""
+_NUM_PAGES = 24
+_PLAIN: Mapping[Setting, Mapping[str, Any]] = {
+    Setting.ORDER: {"is_shuffled": False},
+    Setting.LAUNCH: {"launch": "eager"},
+    Setting.LAYERS: {"layer_groups": 1},
+    Setting.BATCHES: {"batch_pages": 64, "num_staging": 4},
+    Setting.ADDRESSABLE: {"host_addressable": True},
+    Setting.SHELF: {"shelf_pages": 1000},
+    Setting.STORED: {"stored": 0.0},
+    Setting.TIER: {"tier_pages": 0},
+    Setting.MODELS: {"num_models": 1},
+    Setting.LIMITS: {"limits": _LIMITS},
+    Setting.POLICY: {"policy": lru},
+    Setting.WRITES: {"writes": WriteThrough()},
+    Setting.ANSWERS: {"answer_s": 0.0, "linger_s": 0.0},
+    Setting.FORWARDS: {"forward_s": 0.0},
+}
+
+
+def plain(case: Case, setting: Setting) -> Case:
+    """Return the case with one setting at its plainest; the same if it is already."""
+    match setting:
+        case Setting.POOLS:
+            first = case.layout.pools[0]
+            layout = replace(case.layout, pools=(first,))
+            num_pages = {first.name: case.num_pages[first.name]}
+            return replace(case, layout=layout, num_pages=num_pages)
+        case Setting.PAGES:
+            return replace(case, num_pages=dict.fromkeys(case.num_pages, _NUM_PAGES))
+        case _:
+            return replace(case, **_PLAIN[setting])
