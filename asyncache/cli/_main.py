@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from asyncache.cli import _replay
+from asyncache.cli import _replay, _sim
 from asyncache.cli._errors import InputError
 from asyncache.core import AsyncacheError
 
@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _replay.add_command(commands)
+    _sim.add_command(commands)
     return parser
 
 

@@ -21,14 +21,24 @@ from asyncache.testing.simulation._loop import (
     StuckError,
     run,
 )
-from asyncache.testing.simulation._mishaps import Mishap, Weather
+from asyncache.testing.simulation._mishaps import (
+    CLIENT,
+    DEVICE,
+    STORE,
+    Mishap,
+    Weather,
+)
 from asyncache.testing.simulation._plain import Setting, plain
+from asyncache.testing.simulation._reach import can_befall
 from asyncache.testing.simulation._shrink import shrink, way_of
 from asyncache.testing.simulation._store import Shelf, SimulatedStore
 from asyncache.testing.simulation._world import Result, simulate
 
 __all__ = [
+    "CLIENT",
+    "DEVICE",
     "POISON",
+    "STORE",
     "Actor",
     "BusyError",
     "Case",
@@ -46,6 +56,7 @@ __all__ = [
     "SimulatedStore",
     "StuckError",
     "Weather",
+    "can_befall",
     "draw",
     "plain",
     "run",
