@@ -108,10 +108,32 @@ class Epoch:
         except (OSError, StoreError) as error:
             self.log(f"not opened: {error}")
 
-    async def run_in_peace(self) -> None:
-        """Open the cache once more, where nothing goes wrong: all must be well."""
+    async def run_in_peace(self, *, is_stored: bool) -> None:
+        """Open a cache where nothing goes wrong: all must be well.
+
+        Args:
+            is_stored: Whether the prompt that is served now was stored before.
+        """
         async with self._open():
-            await self._check_peace()
+            tokens = [7] * (2 * self.page_tokens + 1)
+            for is_there in (is_stored, True):
+                found = await self._serve_in_peace(tokens)
+                if is_there and found != len(tokens) - 1:
+                    raise LawError(f"in peace, a hit of {found} for {tokens}")
+                await self._check_rest()
+
+    async def _serve_in_peace(self, tokens: list[int]) -> int:
+        with self.cache.request(tokens) as request:
+            self.num_opened += 1
+            client = Client(
+                self,
+                request,
+                list(tokens),
+                None,
+                num_reserved=len(tokens),
+                dice=Random(0),
+            )
+            return await client.serve_once()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
@@ -232,26 +254,6 @@ class Epoch:
         replica = self._world.replica
         assert replica is not None
         return [f"{seq} {stage}" for seq, stage in replica.look.stages().items()]
-
-    async def _check_peace(self) -> None:
-        """A prompt is served, kept, stored, and found again."""
-        tokens = [7] * (2 * self.page_tokens + 1)
-        for wanted in (None, len(tokens) - 1):
-            dice = Random(0)
-            with self.cache.request(tokens) as request:
-                self.num_opened += 1
-                client = Client(
-                    self,
-                    request,
-                    list(tokens),
-                    None,
-                    num_reserved=len(tokens),
-                    dice=dice,
-                )
-                found = await client.serve_once()
-            if wanted is not None and found != wanted:
-                raise LawError(f"a hit of {found} in peace, not of {wanted}")
-            await self._check_rest()
 
     async def _close(self) -> None:
         """Close the cache, within its time, and again until all is still."""

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from asyncache.core import Fact, Replica, Stage
-from asyncache.engine import Event, TransferFailed
+from asyncache.core import Fact, PageKey, Replica, Stage
+from asyncache.engine import Event, TransferFailed, WriteThrough
 from asyncache.stores import MemoryStore, Store, TieredStore
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._client import (
@@ -41,15 +41,14 @@ class Result:
     """
 
     seen: Seen = field(default_factory=Counter)
-    stages: Counter[Stage] = field(default_factory=Counter)
     steps: int = 0
     log: list[str] = field(default_factory=list)
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def failure(self) -> BaseException | None:
         """The innermost error: of a group's the first, and so on; None if all held."""
-        error: BaseException | None = self.error
+        error = self.error
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         return error
@@ -168,8 +167,8 @@ class World:
 
     # What must hold.
 
-    def _put(self, key: object, page: bytes) -> None:
-        wanted = self.contents.under(key)  # type: ignore[arg-type]
+    def _put(self, key: PageKey, page: bytes) -> None:
+        wanted = self.contents.under(key)
         if page != wanted and self._violation is None:
             what = "a key that nobody asked for" if wanted is None else "other bytes"
             self._violation = LawError(f"stored: {what}, under {key}")
@@ -187,14 +186,18 @@ class World:
         for actors in self._case.epochs:
             await Epoch(self, self._case, actors).run()
         with self.weather.paused():
-            await Epoch(self, self._case, ()).run_in_peace()
+            await Epoch(self, self._case, ()).run_in_peace(is_stored=False)
+            # What was served in peace was stored, and is found by another cache.
+            is_stored = isinstance(self._case.writes, WriteThrough)
+            await Epoch(self, self._case, ()).run_in_peace(is_stored=is_stored)
 
     def play(self) -> Result:
         """Run the case to its end; what is wrong is in the result."""
         dice = Random(f"order {self._case.seed}") if self._case.is_shuffled else None
         try:
             run(self._run, dice=dice, after=self._check)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, it is the finding
+            # A cancellation that escaped is one too.
             self.result.error = error
         return self.result
 
