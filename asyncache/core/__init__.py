@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncache.core._agenda import Request as RequestState
+from asyncache.core._agenda import Load as LoadState, Request as RequestState
 from asyncache.core._boundaries import restorable
 from asyncache.core._effects import (
     Asked,
@@ -108,6 +108,7 @@ __all__ = [
     "KVLayout",
     "Key",
     "LoadPlan",
+    "LoadState",
     "LookupPlan",
     "Moved",
     "Namespace",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from asyncache.core import Holding, PageState, Replica, RequestState
+from asyncache.core import Holding, LoadState, PageState, Replica, RequestState
 from asyncache.testing.simulation._contents import Contents
 from asyncache.testing.simulation._copies import Copies, Copy
 from asyncache.testing.simulation._device import SimulatedDevice
@@ -123,7 +123,8 @@ class Laws:
         begun = []
         for place in self._places(copy):
             holding = holders.get(place)
-            if holding is None or holding.state is not PageState.TRANSIT:
+            # Its load may have been cut meanwhile, and holds the page in quarantine.
+            if holding is None or not isinstance(holding.holder, LoadState):
                 raise LawError(
                     f"a copy begins to write page {place[1]} of"
                     f" {self._names[place[0]]!r}, which is {holding or 'free'}"
