@@ -40,7 +40,7 @@ class Result(NamedTuple):
         killed_by = self.killed_by or "SURVIVED"
         if self.defect is CONTROL:
             killed_by = self.killed_by or "passes, as it should"
-        return (*self.defect[:2], killed_by, f"{self.seconds:.0f} s")
+        return (*self.defect[:2], f"{self.seconds:.0f} s", killed_by)
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def run_all(
             with progress(futures, "mutants") as bar:
                 for place, future in enumerate(bar, 1):
                     results.append(future.result())
-                    name, _, killed_by, taken = results[-1].cells
+                    name, _, taken, killed_by = results[-1].cells
                     line = f"[{place}/{len(futures)}] {name}: {killed_by} ({taken})"
                     print(line, flush=True)
         except BaseException:
