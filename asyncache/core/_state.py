@@ -207,9 +207,7 @@ class State:
         if node is None:
             broken("eviction finds what was promised", self.promised)
         if node.end - node.start > num_pages:
-            upper = self.tree.split(node, node.end - num_pages)
-            if node in self.dirty:
-                self.dirty[upper] = None
+            self.tree.split(node, node.end - num_pages)
         parent = node.parent
         assert parent is not None
         self._forget_ready(node)
@@ -217,7 +215,7 @@ class State:
         for pool, run in enumerate(node.pages):
             if run is not None:
                 self.ledgers[pool].give(run, PageState.TREE)
-        self.dirty.pop(node, None)
+        self._forget_queued(node)
         self.unsaved.forget(node)
         self.offer(parent)
         saved = node.stored or not self.store_attached
@@ -232,6 +230,16 @@ class State:
             assert isinstance(ready, Ready)
             assert parent is not None
             ready.anchor = parent if parent.offload is ready else None
+
+    def _forget_queued(self, node: Node) -> None:
+        """Queue what is left above a queued node: a split made it two, or it waited."""
+        parent = node.parent
+        assert parent is not None
+        if node in self.dirty:
+            del self.dirty[node]
+            is_root = parent.parent is None
+            if not (is_root or parent.stored) and parent.offload is None:
+                self.dirty[parent] = None
 
     def _evict_window(self, pool: int) -> None:
         """Drop a node's pages of a window pool; full attention keeps the prefix."""

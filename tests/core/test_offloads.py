@@ -458,3 +458,23 @@ def test_an_offload_that_fails_on_one_rank_runs_on_until_it_is_quiet(cluster):
     assert not cluster.facts(FactKind.OFFLOAD_FAILED)
     finish(cluster, GOOD)
     assert cluster.facts(FactKind.OFFLOAD_FAILED)
+
+
+def test_a_queued_node_that_goes_leaves_its_turn_to_the_half_above_it():
+    cluster = Cluster(num_pages=9, offloads=1, offload_attempts=3)
+    cluster.end(compute(cluster, [8] * 5))
+    agree(cluster)  # pinned, and the only place is taken
+    cluster.end(compute(cluster, PROMPT))
+    cluster.step()
+    half = cluster.open(PROMPT[:5])  # splits the queued node
+    cluster.do("restore", half, ask_store=False)
+    cluster.end(half)
+    cluster.step()
+    state = cluster.first.state
+    assert [(node.start, node.end) for node in state.dirty] == [(2, 3)]
+    other = cluster.open([5] * 10)  # evicts what is below the split
+    cluster.do("extend", other, 10)
+    assert [(node.start, node.end) for node in state.dirty] == [(0, 2)]
+    cluster.end(other)
+    cluster.settle()
+    assert all(node.stored for node in state.tree.nodes())
