@@ -9,15 +9,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from asyncache.core import Holding, LoadState, PageState, Replica, RequestState
 from asyncache.testing.simulation._contents import Contents
 from asyncache.testing.simulation._copies import Copies, Copy
 from asyncache.testing.simulation._device import SimulatedDevice
-
-if TYPE_CHECKING:
-    from asyncache.core import Holder
 
 Place = tuple[int, int]
 """Pool by index, and page."""
@@ -63,7 +59,7 @@ class Laws:
             for page in range(device.num_pages[name])
         }
         self._everything = frozenset(self._free)
-        self._owners: dict[Copy, list[tuple[Place, Holder]]] = {}
+        self._owners: dict[Copy, list[tuple[Place, LoadState]]] = {}
         self._seen = (0, 0)
         self.forwards: dict[Writing, None] = {}
         """Forwards that are under way."""
@@ -118,7 +114,7 @@ class Laws:
 
     def _begun(
         self, copy: Copy, holders: dict[Place, Holding]
-    ) -> list[tuple[Place, Holder]]:
+    ) -> list[tuple[Place, LoadState]]:
         """Return which pages a copy writes, and who holds them as it begins."""
         begun = []
         for place in self._places(copy):
