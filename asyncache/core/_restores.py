@@ -127,7 +127,9 @@ def agree(state: State, lookup: Lookup, boundary: int) -> None:
     state.waiting.pop(request.seq, None)
     state.agenda.remove(lookup)
     request.lookup = None
-    if boundary > request.hit:
+    # A cut may have taken its promise back while it was looked up: then what it would
+    # load into, or keep from eviction, is promised to others.
+    if boundary > request.hit and request.promise >= request.num_reserve:
         _stand_on(state, lookup, boundary)
     state.effects.append(Restored(request, request.hit))
     if request.needs:

@@ -157,6 +157,28 @@ def test_promises_of_a_load_that_was_cut_are_taken_back_from_the_youngest():
     assert cluster.do("extend", seqs[1], 17) == 9
 
 
+def test_a_lookup_whose_promise_was_taken_back_loads_nothing():
+    cluster, long = Cluster(num_pages=10), [*range(11)]
+    cluster.fill_stores(long)
+    first = cluster.open(long[:7])
+    cluster.do("restore", first)
+    cluster.answer_lookup(cluster.first, *cluster.first.lookups)
+    cluster.step()
+    [load] = cluster.first.loads
+    second = cluster.open(long)  # stands on what the first one loads
+    cluster.do("restore", second)
+    other = cluster.open([99] * 5)
+    cluster.do("restore", other, ask_store=False)
+    cluster.first.votes.sink(load, 0)  # and is not quiet: its pages wait
+    cluster.step()
+    assert (cluster.request(second).promise, cluster.request(other).promise) == (0, 3)
+    cluster.answer_lookup(cluster.first, *cluster.first.lookups)
+    cluster.step()  # within it, promises are checked
+    assert cluster.request(second).hit == 0
+    assert list(cluster.first.loads) == [load]
+    assert cluster.do("extend", other, 5) == 3
+
+
 def test_a_shorter_hit_that_would_pin_a_promised_window_is_given_up():
     """Guards the second round of demote: taking promises back is not enough here.
 
