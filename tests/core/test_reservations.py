@@ -172,6 +172,11 @@ def test_a_lookup_whose_promise_was_taken_back_loads_nothing():
     cluster.first.votes.sink(load, 0)  # and is not quiet: its pages wait
     cluster.step()
     assert (cluster.request(second).promise, cluster.request(other).promise) == (0, 3)
+    cluster.do("extend", first, 7)  # and computes what did not come
+    cluster.forward([first])
+    cluster.finish_forward(cluster.first)
+    cluster.step()
+    cluster.do("commit", first, 7)
     cluster.answer_lookup(cluster.first, *cluster.first.lookups)
     cluster.step()  # within it, promises are checked
     assert cluster.request(second).hit == 0
