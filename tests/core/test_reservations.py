@@ -266,3 +266,21 @@ def test_a_refused_request_is_asked_again_once_more_of_it_is_known():
     assert cluster.request(waiting).promise == 0
     cluster.do("append", waiting, pack(tokens[3:]))
     assert cluster.request(waiting).hit == 6
+
+
+def test_no_restore_is_granted_before_one_that_waits_when_some_room_comes():
+    cluster = Cluster(num_pages=12)
+    running = [cluster.open([number] * size) for number, size in ((8, 8), (9, LONG))]
+    for seq in running:
+        cluster.do("extend", seq, cluster.request(seq).num_tokens)
+    waiting = [cluster.open(prompt(1)), cluster.open(prompt(2)), cluster.open([3])]
+    for seq in waiting:
+        cluster.do("restore", seq)
+    # Half of what the first needs, and more than the last one does.
+    cluster.do("abort", running[0])
+    assert cluster.count(PageState.FREE) == 4
+    assert [cluster.request(seq).promise for seq in waiting] == [0, 0, 0]
+    cluster.do("abort", running[1])
+    assert [cluster.request(seq).promise for seq in waiting] == [8, 0, 0]
+    cluster.do("abort", waiting[0])
+    assert [cluster.request(seq).promise for seq in waiting[1:]] == [8, 1]
