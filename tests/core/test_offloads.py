@@ -133,6 +133,18 @@ def test_a_parent_that_one_store_has_lost_is_offloaded_first(cluster):
     assert len(cluster.facts(FactKind.STORED)) == 3
 
 
+def test_a_childs_failed_offload_leaves_its_parent_stored(cluster):
+    grow(cluster)
+    (child,) = cluster.first.state.reading
+    finish(cluster, GOOD, FAILED)
+    assert child.parent.stored
+    agree(cluster)
+    assert spans(cluster) == [(3, 4)]
+    cluster.settle()
+    # The parent was neither written nor told again.
+    assert [fact[1] for fact in cluster.facts(FactKind.STORED)] == [3, 1]
+
+
 def test_a_store_that_keeps_nothing_ends_the_attempts(cluster):
     """Guards that failures count until a commit: parent and child would take turns."""
     grow(cluster)
