@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from asyncache.core import InvariantError, hash_pages, root_hash
 from asyncache.core._agenda import Load
@@ -154,6 +154,16 @@ ABSENT, LOADING, RESIDENT = range(3)
     limit=st.integers(0, 10),
     short=st.integers(0, 2),
     resident=st.booleans(),
+)
+# Alone, the first window would end at 4 and the second at 3; both allow 1 only.
+@example(
+    backbone=9,
+    states=[[RESIDENT, ABSENT, *[RESIDENT] * 7], [*[RESIDENT] * 3, *[ABSENT] * 6]],
+    windows=[2, 1],
+    cuts={1, 2, 3},
+    limit=4,
+    short=0,
+    resident=False,
 )
 def test_a_boundary_is_the_longest_that_every_pool_can_serve(
     *, backbone, states, windows, cuts, limit, short, resident
