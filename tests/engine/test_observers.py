@@ -8,7 +8,7 @@ from asyncache.core import Fact, FactKind
 from asyncache.engine import Statistics
 from asyncache.stores import MemoryStore
 from asyncache.testing import Fault, FaultyStore
-from tests.engine.scene import PAGE, keys, memory_store, prompt, scene
+from tests.engine.scene import PAGE, gate_store, keys, memory_store, prompt, scene
 
 TOKENS = prompt(3)
 
@@ -127,3 +127,25 @@ async def test_two_caches_in_a_process_share_nothing():
         await two.serve(TOKENS)
         assert one.cache.statistics().counters.restores == 1
         one.cache._runtime.queues._loop.set_exception_handler(None)
+
+
+async def test_an_observer_is_told_after_the_requests_that_an_event_concerns():
+    class Looking:
+        """Keeps what the hits have come to when their load lands."""
+
+        def __init__(self):
+            self.hits, self.seen = [], []
+
+        def on_event(self, event):
+            if event.kind is FactKind.LANDED:
+                self.seen += [(hit.settled, hit.num_tokens) for hit in self.hits]
+
+    observer, store = Looking(), await gate_store(TOKENS, is_open=True)
+    store.get_gate.close()
+    async with scene(store, observer=observer) as view:
+        with view.cache.request(TOKENS) as one, view.cache.request(TOKENS) as two:
+            observer.hits = [await one.restore(), await two.restore()]
+            assert not any(hit.settled for hit in observer.hits)
+            store.get_gate.open()
+            await observer.hits[0].wait()
+    assert observer.seen == [(True, 3 * PAGE)] * 2
