@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 import anyio
 
@@ -42,9 +42,6 @@ from asyncache.engine._health import Health
 from asyncache.engine._observe import Event, TransferFailed, TransferKind
 from asyncache.engine._queues import VoteBox
 from asyncache.linkers import Linker, Outcome
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 Plan = TypeVar("Plan", LookupPlan, LoadPlan, OffloadPlan)
 _CLAIMS = {
@@ -76,11 +73,10 @@ class Transfers:
         self._vouched: set[int] = set()
         """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._group: TaskGroup | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._opening: anyio.CancelScope | None = None
         self._stop: anyio.Event | None = None
         self._is_stopped = False
-        self._is_stopping = False
 
     @property
     def num_running(self) -> int:
@@ -96,9 +92,14 @@ class Transfers:
 
     async def open(self) -> None:
         """Open the linker; :meth:`stop_all` cuts that short."""
-        with anyio.CancelScope() as self._opening:
-            if not self._is_stopped:
-                await self._linker.open()
+        with anyio.CancelScope() as scope:
+            self._opening = scope
+            try:
+                if not self._is_stopped:
+                    await self._linker.open()
+            finally:
+                # Later it may be stopped where there is no loop any more.
+                self._opening = None
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Hold the task group until :meth:`stop_all`; ends when every transfer has."""
@@ -106,23 +107,17 @@ class Transfers:
         if self._is_stopped:
             stop.set()
         try:
-            async with anyio.create_task_group() as group:
+            # Not anyio's: a stranger's cancellation of one task would end that group.
+            async with asyncio.TaskGroup() as group:
                 self._group = group
                 ready()
                 try:
                     await stop.wait()
                 finally:
-                    # Also if this task was killed: a transfer that began while the
-                    # others are waited for would poll for a cancellation that came.
-                    self._is_stopping = True
+                    # Also if this task was killed: nothing begins any more.
                     self.stop_all()
-                group.cancel_scope.cancel()
         finally:
             self._group = None
-            self.stop_all()
-            # A task that was cancelled before its first step never ran.
-            for seq in list(self._scopes):
-                self._over(seq)
 
     def stop_all(self) -> None:
         """Stop every transfer, and begin no other."""
@@ -131,6 +126,8 @@ class Transfers:
             self._opening.cancel()
         if self._stop is not None:
             self._stop.set()
+        for scope in self._scopes.values():
+            scope.cancel()
         for seq, timer in self._timers.items():
             timer.cancel()
             self._votes.sink(seq, 0)
@@ -174,7 +171,18 @@ class Transfers:
             self._over(plan.seq)
         else:
             self._scopes[plan.seq] = anyio.CancelScope()
-            self._group.start_soon(self._run, kind, work, plan)
+            task = self._group.create_task(
+                self._run(kind, work, plan),
+                name=f"asyncache {kind.name.lower()} {plan.seq}",
+            )
+            task.add_done_callback(lambda _: self._bury(kind, plan))
+
+    def _bury(self, kind: TransferKind, plan: Plan) -> None:
+        """End a transfer that was cancelled before its first step, and so never ran."""
+        if plan.seq in self._scopes:
+            if not self._is_stopped:
+                self._failed(kind, plan, asyncio.CancelledError())
+            self._over(plan.seq)
 
     async def _run(
         self, kind: TransferKind, work: Callable[[Plan], Awaitable[None]], plan: Plan
@@ -183,10 +191,9 @@ class Transfers:
             with self._scopes[plan.seq]:
                 await work(plan)
         except asyncio.CancelledError as error:
-            # Ours only if the group ends. Else a third party cancelled something that
-            # the transfer awaited, and in an anyio group that would take all the
-            # others along, silently.
-            if self._is_stopping:
+            # Ours only if all are stopped. Else a third party cancelled this task, or
+            # something that the transfer awaited.
+            if self._is_stopped:
                 raise
             self._failed(kind, plan, error)
         except Exception as error:  # noqa: BLE001 - a store is foreign code

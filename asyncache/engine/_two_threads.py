@@ -29,6 +29,8 @@ _LOG = logging.getLogger("asyncache")
 class TwoThreads(Queues):
     """The driver in the thread that makes this, the transfers in one of their own."""
 
+    clock = staticmethod(time.monotonic)
+
     def __init__(self) -> None:
         # Its lock is reentrant, as it has to be: the garbage collector may run, and end
         # a request that was lost, while this thread holds it.
@@ -86,9 +88,6 @@ class TwoThreads(Queues):
 
     def wake(self, settle: Callable[[], None]) -> None:
         """Do nothing: all that votes here settles afterwards, and so does a turn."""
-
-    def clock(self) -> float:
-        return time.monotonic()
 
     def call_later(
         self, after_s: float, call: Callable[[*Ts], object], *args: *Ts

@@ -333,7 +333,11 @@ async def attaches(stage: Stage) -> None:
 
 
 async def closes(stage: Stage) -> None:
-    await with_all_open(stage, stage.cache.aclose)
+    async def act() -> None:
+        await turns(2)  # copies have begun
+        await stage.cache.aclose()
+
+    await with_all_open(stage, act)
 
 
 async def closes_while_all_wait_for_room(stage: Stage) -> None:

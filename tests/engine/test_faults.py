@@ -366,7 +366,7 @@ async def test_a_transfer_task_that_is_cancelled_by_name_ends_alone():
             hit = await request.restore()
             await store.get_gate.wait_arrived()
             for task in asyncio.all_tasks():
-                if "_run" in repr(task.get_coro()) or "Transfers" in task.get_name():
+                if task.get_name().startswith("asyncache "):
                     task.cancel()
             await hit.wait()
             assert hit.num_tokens == 0
@@ -376,6 +376,25 @@ async def test_a_transfer_task_that_is_cancelled_by_name_ends_alone():
 
 
 # What asyncio says of a coroutine whose task is cancelled before its first step.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+async def test_a_transfer_that_is_cancelled_before_its_first_step_ends_alone():
+    store = await gate_store(TOKENS, is_open=True)
+    async with scene(store) as view:
+        with view.cache.request(TOKENS) as request:
+            restoring = request.restore().__await__()
+            next(restoring)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                if task.get_name().startswith("asyncache "):
+                    task.cancel()
+            await turns(4)
+            assert store.contains_gate.num_arrived == 0
+            assert request._landing.settled.is_set()
+            restoring.close()
+        [failed] = view.log.of(TransferFailed)
+        assert failed.kind is TransferKind.LOOKUP
+        assert await view.serve(TOKENS) == 3 * PAGE
+
+
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("num_turns", range(6))
 @pytest.mark.parametrize("kill_all", [False, True])

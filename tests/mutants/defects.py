@@ -302,15 +302,15 @@ DEFECTS = [
         self.tree.detach""",
     ),
     Defect(
-        "a leaf that was evicted in part is no longer on its way to the store",
+        "what is left above a queued leaf that was evicted loses its turn",
         "L9",
         "core/_state.py",
         """\
-            if node in self.dirty:
-                self.dirty[upper] = None
+            if not (is_root or parent.stored) and parent.offload is None:
+                self.dirty[parent] = None
 """,
         """\
-            del upper
+            del is_root
 """,
     ),
     # Restores and reservations.
@@ -605,11 +605,11 @@ DEFECTS = [
         "except OSError as error:",
     ),
     Defect(
-        "a third party's cancellation ends every transfer",
+        "a third party's cancellation of a transfer is nobody's failure",
         "L6",
         "engine/_transfers.py",
         """\
-            if self._is_stopping:
+            if self._is_stopped:
                 raise
 """,
         """\
@@ -629,12 +629,37 @@ DEFECTS = [
         "L10",
         "engine/_transfers.py",
         """\
-            for seq in list(self._scopes):
-                self._over(seq)
+            task.add_done_callback(lambda _: self._bury(kind, plan))
+""",
+        "",
+    ),
+    Defect(
+        "transfers begin though the task that holds them was killed",
+        "L10",
+        "engine/_transfers.py",
+        """\
+                    # Also if this task was killed: nothing begins any more.
+                    self.stop_all()
 """,
         """\
-            self._scopes.clear()
+                    self._stop = None
 """,
+    ),
+    Defect(
+        "who gave up a lookup waits on for a load of another's",
+        "L4",
+        "engine/_runtime.py",
+        """\
+            self._late.add(state.seq)
+""",
+        "",
+    ),
+    Defect(
+        "a lookup loads on a promise that was taken back",
+        "L4",
+        "core/_restores.py",
+        "if boundary > request.hit and request.promise >= request.num_reserve:",
+        "if boundary > request.hit:",
     ),
     Defect(
         "a forward that ends first ends those before it",
