@@ -8,9 +8,9 @@ from functools import partial
 
 from asyncache.cli._progress import Watch
 from asyncache.cli._sim_cases import command, describe
-from asyncache.cli._sim_seeds import Outcome, one_line, play_all, torn_down_quietly
+from asyncache.cli._sim_seeds import Outcome, one_line, play_all
 from asyncache.cli._sim_table import Seen, compact, table
-from asyncache.testing.simulation import draw, shrink, simulate
+from asyncache.testing.simulation import draw, shrink, simulate, torn_down_quietly
 
 
 def play_many(

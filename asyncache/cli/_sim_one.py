@@ -10,8 +10,15 @@ from typing import TypeVar
 
 from asyncache.cli._errors import InputError
 from asyncache.cli._sim_cases import describe
-from asyncache.cli._sim_seeds import one_line, play, torn_down_quietly
-from asyncache.testing.simulation import Case, Mishap, Setting, draw, plain
+from asyncache.cli._sim_seeds import one_line, play
+from asyncache.testing.simulation import (
+    Case,
+    Mishap,
+    Setting,
+    draw,
+    plain,
+    torn_down_quietly,
+)
 
 E = TypeVar("E", bound=Enum)
 

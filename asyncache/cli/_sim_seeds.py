@@ -7,7 +7,6 @@ it is known which seed a worker died of.
 from __future__ import annotations
 
 import signal
-import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from asyncache.core import AsyncacheError, Stage
-from asyncache.testing.simulation import Case, Mishap, Result, draw, simulate, way_of
+from asyncache.testing.simulation import (
+    Case,
+    Mishap,
+    Result,
+    draw,
+    simulate,
+    torn_down_quietly,
+    way_of,
+)
 
 CHUNK = 16
 """Seeds that a worker is given at once."""
@@ -46,14 +53,6 @@ class Outcome:
     seen: Counter[tuple[Stage, Mishap]] = field(default_factory=Counter)
     failure: str | None = None
     way: str = ""
-
-
-@contextmanager
-def torn_down_quietly() -> Iterator[None]:
-    """Keep silent about what had not begun when the run that began it was torn down."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited")
-        yield
 
 
 def one_line(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from asyncache.testing.simulation._loop import (
     SimulatedLoop,
     StuckError,
     run,
+    torn_down_quietly,
 )
 from asyncache.testing.simulation._mishaps import (
     CLIENT,
@@ -62,5 +63,6 @@ __all__ = [
     "run",
     "shrink",
     "simulate",
+    "torn_down_quietly",
     "way_of",
 ]

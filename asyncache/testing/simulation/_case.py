@@ -23,7 +23,7 @@ from asyncache.core import (
     slru,
 )
 from asyncache.engine import Limits, ReadOnly, WriteBack, WriteThrough
-from asyncache.testing.simulation._mishaps import CLIENT, Mishap
+from asyncache.testing.simulation._mishaps import CLIENT, DEVICE, STORE, Mishap
 
 PAGE_TOKENS = 2
 _SHAPE = {"num_layers": 2, "num_kv_heads": 1, "head_dim": 2, "dtype": "uint8"}
@@ -142,7 +142,7 @@ def draw(seed: int) -> Case:
     dice = Random(f"case {seed}")
     pools = dice.choice(_LAYOUTS)
     num_pages = dice.choice([7, 10, 14, 20, 32])
-    slots = dice.choice([2, 3, 4, 16])
+    slots = dice.choice([2, 2, 3, 4, 16])
     return Case(
         seed=seed,
         layout=KVLayout(model="simulated", page_tokens=PAGE_TOKENS, pools=pools),
@@ -201,10 +201,11 @@ def _rates(dice: Random) -> dict[Mishap, float]:
     """Choose what can go wrong at all: a run in which all does gets nowhere."""
     share = dice.choice([0.0, 0.15, 0.4])
     rates = {}
-    for mishap in Mishap:
-        if mishap in CLIENT:
-            rates[mishap] = dice.choice([0.0, 0.1, 0.3])
-        elif dice.random() < share:
+    for mishap in CLIENT:
+        rates[mishap] = dice.choice([0.0, 0.1, 0.3])
+    for mishap in (*STORE, *DEVICE, Mishap.CLOSE):
+        # An outage is an actor's doing.
+        if dice.random() < share and mishap is not Mishap.OUTAGE:
             rates[mishap] = dice.choice([0.02, 0.1, 0.3])
     return rates
 

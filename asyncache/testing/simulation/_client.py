@@ -95,6 +95,9 @@ class Client:
             await self._restore(self._dice.choice([0.0, 0.01, 0.1, 0.5, 0.5, 0.5]))
             if self._dice.random() < 0.6:
                 await self._land()
+            if self._dice.random() < 0.3:
+                # In line for the batch, as a scheduler has it.
+                await self._epoch.idle()
             await self._prefill()
             for _ in range(self._dice.choice([0, 1, 2, 4])):
                 await self._decode()
@@ -106,7 +109,7 @@ class Client:
 
     async def serve_once(self) -> int:
         """Restore, compute all and commit; return the tokens of the hit."""
-        await self._restore(after_s=1.0)
+        await self._restore(after_s=30.0)
         await self._land()
         num_hit = self._num_hit
         await self._advance(1.0)

@@ -169,6 +169,10 @@ class Epoch:
         """Take part in the next forward of some model."""
         await self._world.dice.choice(self._models).compute(row)
 
+    async def idle(self) -> None:
+        """Do nothing for about as long as a forward takes, or an answer."""
+        await anyio.sleep(self._world.forward_s() + self._world.answer_s())
+
     async def _launch(self) -> None:
         while not self.cache._is_closed:  # noqa: SLF001 - the simulator looks inside
             self.cache.launch()

@@ -18,6 +18,7 @@ import gc
 import heapq
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
@@ -291,6 +292,14 @@ def _unhandled(context: dict[str, Any]) -> Exception:
     note = RuntimeError(str(context.get("message")))
     note.__cause__ = error
     return note
+
+
+@contextmanager
+def torn_down_quietly() -> Generator[None]:
+    """Keep silent about what had not begun when the run that began it was torn down."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+        yield
 
 
 @contextmanager

@@ -211,7 +211,7 @@ class Play:
         self._world.log("the store is back")
 
     async def _interfere(self) -> None:
-        transfers = [t for t in _tasks() if _is_transfer(t)]
+        transfers = [t for t in _tasks() if t.get_name().startswith("asyncache ")]
         if transfers:
             task = self._dice.choice(transfers)
             self._world.note(Mishap.STRANGER)
@@ -236,9 +236,3 @@ class Play:
 
 def _tasks() -> list[asyncio.Task[object]]:
     return sorted(asyncio.all_tasks(), key=hash)
-
-
-def _is_transfer(task: asyncio.Task[object]) -> bool:
-    """Whether a task moves pages by now: of one that has yet to begin Python warns."""
-    has_begun = getattr(task.get_coro(), "cr_await", None) is not None
-    return has_begun and task.get_name().endswith("Transfers._run")

@@ -22,8 +22,10 @@ from asyncache.testing.simulation._mishaps import Mishap, Weather
 
 Answer = TypeVar("Answer")
 
-_STALL = 1000
-"""How many times longer than usual an answer takes in a stall."""
+_STALL_S = 1.0
+"""How much longer than usual an answer takes in a stall."""
+_STUBBORN = 10
+"""How many times longer than usual bytes move that nobody can stop."""
 _SCRIBBLE = 0xA5
 
 
@@ -152,15 +154,17 @@ class SimulatedStore(Store):
 
     async def _wait(self) -> None:
         """Take the time of an answer; nothing of the caller's is touched meanwhile."""
-        factor = _STALL if self._weather.strikes(Mishap.STALL) else 1
-        await anyio.sleep(factor * self._answer_s())
+        stall_s = _STALL_S if self._weather.strikes(Mishap.STALL) else 0.0
+        await anyio.sleep(self._answer_s() + stall_s)
         if self._weather.strikes(Mishap.RAISE):
             raise OSError(errno.EIO, "injected")
 
     async def _move(self, moves: Sequence[Move]) -> None:
         if moves:
-            stubborn = self._weather.strikes(Mishap.STUBBORN)
-            await self._copies.run(moves, self._answer_s(), recallable=not stubborn)
+            if self._weather.strikes(Mishap.STUBBORN):
+                await self._copies.run(moves, _STUBBORN * self._answer_s())
+            else:
+                await self._copies.run(moves, self._answer_s(), recallable=True)
 
     def _read_status(self, key: PageKey) -> Status:
         pages = self._shelf.pages

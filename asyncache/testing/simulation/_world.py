@@ -22,7 +22,11 @@ from asyncache.testing.simulation._copies import Copies
 from asyncache.testing.simulation._epoch import Epoch
 from asyncache.testing.simulation._laws import LawError, Laws
 from asyncache.testing.simulation._linker import at_work
-from asyncache.testing.simulation._loop import SimulatedLoop, run
+from asyncache.testing.simulation._loop import (
+    SimulatedLoop,
+    run,
+    torn_down_quietly,
+)
 from asyncache.testing.simulation._mishaps import Mishap, Weather
 from asyncache.testing.simulation._store import Shelf, SimulatedStore
 
@@ -195,7 +199,8 @@ class World:
         """Run the case to its end; what is wrong is in the result."""
         dice = Random(f"order {self._case.seed}") if self._case.is_shuffled else None
         try:
-            run(self._run, dice=dice, after=self._check)
+            with torn_down_quietly():
+                run(self._run, dice=dice, after=self._check)
         except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, it is the finding
             # A cancellation that escaped is one too.
             self.result.error = error
