@@ -14,7 +14,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo storm sim test check lint coverage props bench bench-peers fix clean
+.PHONY: help setup demo serve storm sim test check lint coverage props mutants bench bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ coverage: $(VENV)/.test
 
 props: $(VENV)/.test ## Run the property tests for long
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m hypothesis -o faulthandler_timeout=0 $(ARGS)
+
+mutants: $(VENV)/.test ## Break the code in many ways; simulator or tests must notice each
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(VENV)/.bench ## Run the benchmarks; ARGS go to them
 	$(BIN)/python -m tests.bench $(ARGS)
