@@ -32,8 +32,9 @@ from asyncache.testing.simulation._mishaps import (
 from asyncache.testing.simulation._plain import Setting, plain
 from asyncache.testing.simulation._reach import can_befall
 from asyncache.testing.simulation._shrink import shrink, way_of
+from asyncache.testing.simulation._simulate import simulate
 from asyncache.testing.simulation._store import Shelf, SimulatedStore
-from asyncache.testing.simulation._world import Result, simulate
+from asyncache.testing.simulation._world import Result
 
 __all__ = [
     "CLIENT",

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -17,31 +15,15 @@ from asyncache.testing.simulation._contents import Era
 from asyncache.testing.simulation._laws import LawError
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S, Row
-
-if TYPE_CHECKING:
-    from asyncache.testing.simulation._epoch import Epoch
-
-NAMESPACES: tuple[Namespace, ...] = (None, None, "a", "")
-STEMS = ((0,) * 14, (0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0), (0, 1) * 7)
-
-
-def draw_prompt(dice: Random) -> list[int]:
-    """Return a prompt that shares a beginning with many others."""
-    stem = dice.choice(STEMS)
-    tail = [dice.randrange(3) for _ in range(dice.randint(1, 4))]
-    return [*stem[: dice.choice([2, 5, 8, 10, 12])], *tail]
-
-
-def packed(tokens: list[int]) -> bytes:
-    """Return tokens as the core has them."""
-    return array("i", tokens).tobytes()
+from asyncache.testing.simulation._prompts import packed
+from asyncache.testing.simulation._scene import Scene
 
 
 class Client:
     """Serves one prompt, and checks what it is given.
 
     Args:
-        epoch: The life of the cache that it is served by.
+        scene: Where it is served.
         request: Its scope, entered.
         tokens: Its prompt.
         namespace: Whom it shares with.
@@ -51,7 +33,7 @@ class Client:
 
     def __init__(
         self,
-        epoch: Epoch,
+        scene: Scene,
         request: Request,
         tokens: list[int],
         namespace: Namespace,
@@ -59,7 +41,7 @@ class Client:
         num_reserved: int,
         dice: Random,
     ) -> None:
-        self._epoch = epoch
+        self._scene = scene
         self._request = request
         self._tokens = tokens
         self._namespace = namespace
@@ -85,8 +67,8 @@ class Client:
         self.era = self._renew()
 
     def _renew(self) -> Era:
-        era = Era(self._namespace, self._epoch.revision)
-        self._epoch.contents.learn(era, packed(self._tokens))
+        era = Era(self._namespace, self._scene.revision)
+        self._scene.contents.learn(era, packed(self._tokens))
         return era
 
     async def live(self) -> None:
@@ -97,7 +79,7 @@ class Client:
                 await self._land()
             if self._dice.random() < 0.3:
                 # In line for the batch, as a scheduler has it.
-                await self._epoch.idle()
+                await self._scene.idle()
             await self._prefill()
             for _ in range(self._dice.choice([0, 1, 2, 4])):
                 await self._decode()
@@ -105,7 +87,7 @@ class Client:
                 await self._land()
             if self._dice.random() < 0.15:
                 self._suspend()
-        self._epoch.log("has come to its end")
+        self._scene.log("has come to its end")
 
     async def serve_once(self) -> int:
         """Restore, compute all and commit; return the tokens of the hit."""
@@ -127,7 +109,7 @@ class Client:
         with self._bounded("restore()"):
             self._hit = await self._request.restore(deadline_s=after_s)
         self._num_hit = self._num_computed = self._hit.num_tokens
-        self._epoch.log(f"has a hit of {self._num_hit}, {self._hit!r}")
+        self._scene.log(f"has a hit of {self._num_hit}, {self._hit!r}")
 
     async def _land(self) -> None:
         """Wait for the hit, and read it."""
@@ -138,7 +120,7 @@ class Client:
             raise LawError(f"{self._request} waited for its hit, and is not settled")
         self._fall()
         self._check_reads()
-        self._epoch.check_hit(
+        self._scene.check_hit(
             self._request,
             self.era,
             self._tokens,
@@ -154,7 +136,7 @@ class Client:
             raise LawError(f"the hit of {self._request} rose from {self._num_hit}")
         if now == self._num_hit:
             return False
-        self._epoch.log(f"hit sank from {self._num_hit} to {now}")
+        self._scene.log(f"hit sank from {self._num_hit} to {now}")
         self._num_hit = self._num_computed = now
         self._misread = ""
         self._num_committed = min(self._num_committed, now)
@@ -175,7 +157,7 @@ class Client:
             raise LawError(f"{what} of {self._request} took {late_s} s too long")
 
     def _note_deadline(self) -> None:
-        self._epoch.note(Mishap.DEADLINE, self._request)
+        self._scene.note(Mishap.DEADLINE, self._request)
 
     # Computing.
 
@@ -189,7 +171,7 @@ class Client:
         more = [self._dice.randrange(3) for _ in range(self._dice.randint(1, 3))]
         self._request.append(more)
         self._tokens += more
-        self._epoch.contents.learn(self.era, packed(self._tokens))
+        self._scene.contents.learn(self.era, packed(self._tokens))
         await self._advance(1.0)
         if self._dice.random() < 0.7:
             self._commit()
@@ -202,7 +184,7 @@ class Client:
         while True:
             self._extend(end)
             row = self._row(end)
-            await self._epoch.compute(row)
+            await self._scene.compute(row)
             if not self._fall():
                 break
         if not row.has_run:
@@ -238,15 +220,15 @@ class Client:
                 ) from None
             raise
         for name, table in request.page_table.items():
-            if len(table) < -(-end // self._epoch.page_tokens):
+            if len(table) < -(-end // self._scene.page_tokens):
                 raise LawError(f"{request} has {len(table)} pages of {name!r}")
 
     def _commit(self) -> None:
         shared = self._request.commit(self._num_computed)
         self._num_committed = self._num_computed
-        if shared > self._num_computed or shared % self._epoch.page_tokens:
+        if shared > self._num_computed or shared % self._scene.page_tokens:
             raise LawError(f"commit of {self._num_computed} shared {shared}")
-        self._epoch.log(f"committed {self._num_computed}, shared {shared}")
+        self._scene.log(f"committed {self._num_computed}, shared {shared}")
 
     def _truncate(self) -> None:
         least = max(1, self._num_committed, self._num_hit)
@@ -255,11 +237,11 @@ class Client:
             self._request.truncate(kept)
             del self._tokens[kept:]
             self._num_computed = min(self._num_computed, kept)
-            self._epoch.log(f"truncated to {kept}")
+            self._scene.log(f"truncated to {kept}")
 
     def _suspend(self) -> None:
         self._request.suspend()
         self._misread = ""
         self._num_computed = self._num_committed = self._num_hit = 0
         self.renew()
-        self._epoch.log("suspended")
+        self._scene.log("suspended")

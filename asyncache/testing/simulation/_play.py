@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -22,19 +21,13 @@ from asyncache.core import (
 from asyncache.engine import Request
 from asyncache.testing._nth import Canceller, CancelStyle
 from asyncache.testing.simulation._case import Actor, Case, Role
-from asyncache.testing.simulation._client import (
-    NAMESPACES,
-    Client,
-    draw_prompt,
-    packed,
-)
+from asyncache.testing.simulation._client import Client
 from asyncache.testing.simulation._laws import LawError
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S
-
-if TYPE_CHECKING:
-    from asyncache.testing.simulation._epoch import Epoch
-    from asyncache.testing.simulation._world import World
+from asyncache.testing.simulation._prompts import NAMESPACES, draw_prompt, packed
+from asyncache.testing.simulation._scene import Scene
+from asyncache.testing.simulation._world import World
 
 _STYLES = {
     Mishap.SCOPE: CancelStyle.LEVEL,
@@ -48,15 +41,24 @@ class Play:
     """One actor's part in an epoch.
 
     Args:
-        epoch: In which it acts.
+        scene: On which it acts.
         world: Around it.
         case: What is decided.
         actor: Who acts.
+        clients: Those who are there.
     """
 
-    def __init__(self, epoch: Epoch, world: World, case: Case, actor: Actor) -> None:
-        self._epoch = epoch
-        self._cache = epoch.cache
+    def __init__(
+        self,
+        scene: Scene,
+        world: World,
+        case: Case,
+        actor: Actor,
+        clients: dict[Client, None],
+    ) -> None:
+        self._scene = scene
+        self._clients = clients
+        self._cache = scene.cache
         self._world = world
         self._case = case
         self._actor = actor
@@ -97,20 +99,20 @@ class Play:
 
         async def live() -> None:
             with request:
-                self._epoch.num_opened += 1
+                self._scene.num_opened += 1
                 client = Client(
-                    self._epoch,
+                    self._scene,
                     request,
                     tokens,
                     namespace,
                     num_reserved=len(tokens) + reserve,
                     dice=self._dice,
                 )
-                self._epoch.clients[client] = None
+                self._clients[client] = None
                 try:
                     await client.live()
                 finally:
-                    del self._epoch.clients[client]
+                    del self._clients[client]
 
         try:
             await self._hanging_up(live, request)
@@ -134,7 +136,7 @@ class Play:
 
                 def note(mishap: Mishap = mishap) -> None:
                     if request is not None:
-                        self._epoch.note(mishap, request)
+                        self._scene.note(mishap, request)
 
                 await Canceller(live(), nth, style, on_cancel=note).run()
                 return
@@ -143,8 +145,8 @@ class Play:
     async def _prefetch(self) -> None:
         tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
         prompt = (namespace, packed(tokens))
-        self._epoch.learn(namespace, packed(tokens))
-        self._epoch.prefetches.append(prompt)
+        self._scene.learn(namespace, packed(tokens))
+        self._scene.prefetches.append(prompt)
 
         async def live() -> None:
             found = await self._cache.prefetch(
@@ -170,11 +172,11 @@ class Play:
 
     def _has_reset(self) -> None:
         self._world.log(f"reset to {self._world.revision!r}")
-        for client in self._epoch.clients:
+        for client in self._clients:
             if client.holds_nothing:
                 client.renew()
-        for namespace, prompt in self._epoch.prefetches:
-            self._epoch.learn(namespace, prompt)
+        for namespace, prompt in self._scene.prefetches:
+            self._scene.learn(namespace, prompt)
         for tokens in self._world.known_prompts:
             for namespace in NAMESPACES:
                 if found := self._cache.match_nowait(tokens, namespace=namespace):
@@ -191,7 +193,7 @@ class Play:
         await anyio.sleep(self._dice.choice([0.0, 0.01]))
         # Another may have attached one meanwhile, or a transfer has yet to stop.
         with suppress(OrderError, OSError, StoreError), anyio.move_on_after(1.0):
-            await self._cache.attach(linker=self._epoch.linker())
+            await self._cache.attach(linker=self._scene.linker())
             self._world.log("attached")
 
     async def _drain(self) -> None:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._loop import BusyError, StuckError
 from asyncache.testing.simulation._plain import Setting, plain
-from asyncache.testing.simulation._world import Result, simulate
+from asyncache.testing.simulation._simulate import simulate
+from asyncache.testing.simulation._world import Result
 
 MAX_RUNS = 400
 

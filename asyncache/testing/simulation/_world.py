@@ -8,26 +8,21 @@ from dataclasses import dataclass, field
 from random import Random
 
 from asyncache.core import Fact, PageKey, Replica, Stage
-from asyncache.engine import Event, TransferFailed, WriteThrough
+from asyncache.engine import Event, TransferFailed
 from asyncache.stores import MemoryStore, Store, TieredStore
 from asyncache.testing.simulation._case import Case
-from asyncache.testing.simulation._client import (
+from asyncache.testing.simulation._contents import Contents, Era
+from asyncache.testing.simulation._copies import Copies
+from asyncache.testing.simulation._laws import LawError, Laws
+from asyncache.testing.simulation._linker import at_work
+from asyncache.testing.simulation._loop import SimulatedLoop
+from asyncache.testing.simulation._mishaps import Mishap, Weather
+from asyncache.testing.simulation._prompts import (
     NAMESPACES,
     STEMS,
     draw_prompt,
     packed,
 )
-from asyncache.testing.simulation._contents import Contents, Era
-from asyncache.testing.simulation._copies import Copies
-from asyncache.testing.simulation._epoch import Epoch
-from asyncache.testing.simulation._laws import LawError, Laws
-from asyncache.testing.simulation._linker import at_work
-from asyncache.testing.simulation._loop import (
-    SimulatedLoop,
-    run,
-    torn_down_quietly,
-)
-from asyncache.testing.simulation._mishaps import Mishap, Weather
 from asyncache.testing.simulation._store import Shelf, SimulatedStore
 
 Seen = Counter[tuple[Stage, Mishap]]
@@ -59,7 +54,7 @@ class Result:
 
 
 class World:
-    """One run of a case."""
+    """What outlives the caches of one run, and watches them."""
 
     def __init__(self, case: Case, *, is_logged: bool = False) -> None:
         self._case = case
@@ -127,7 +122,7 @@ class World:
 
     def end(self) -> None:
         """Check them no more."""
-        self._check()
+        self.check()
         self.replica = self._laws = None
 
     def log(self, text: str) -> None:
@@ -177,41 +172,9 @@ class World:
             what = "a key that nobody asked for" if wanted is None else "other bytes"
             self._violation = LawError(f"stored: {what}, under {key}")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what is against the law; to be called after each step."""
         if self._violation is not None:
             raise self._violation
         if self._laws is not None and self._laws.check():
             self.result.steps += 1
-
-    # Its course.
-
-    async def _run(self) -> None:
-        self.fill()
-        for actors in self._case.epochs:
-            await Epoch(self, self._case, actors).run()
-        with self.weather.paused():
-            await Epoch(self, self._case, ()).run_in_peace(is_stored=False)
-            # What was served in peace was stored, and is found by another cache.
-            is_stored = isinstance(self._case.writes, WriteThrough)
-            await Epoch(self, self._case, ()).run_in_peace(is_stored=is_stored)
-
-    def play(self) -> Result:
-        """Run the case to its end; what is wrong is in the result."""
-        dice = Random(f"order {self._case.seed}") if self._case.is_shuffled else None
-        try:
-            with torn_down_quietly():
-                run(self._run, dice=dice, after=self._check)
-        except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, it is the finding
-            # A cancellation that escaped is one too.
-            self.result.error = error
-        return self.result
-
-
-def simulate(case: Case, *, is_logged: bool = False) -> Result:
-    """Run a case; the same case makes the same run, in any process.
-
-    Args:
-        case: What happens, from :func:`draw`.
-        is_logged: Whether to write down what happens.
-    """
-    return World(case, is_logged=is_logged).play()
