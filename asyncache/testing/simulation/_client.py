@@ -219,6 +219,9 @@ class Client:
                     f"extend failed within what {request} reserved"
                 ) from None
             raise
+        assert self._hit is not None
+        if self._hit.num_tokens < self._num_hit:
+            return  # with the end of the call, and it took the new pages along
         for name, table in request.page_table.items():
             if len(table) < -(-end // self._scene.page_tokens):
                 raise LawError(f"{request} has {len(table)} pages of {name!r}")
