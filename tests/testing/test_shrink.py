@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import fields
 
 import pytest
 
-from asyncache.core import Stage
 from asyncache.testing.simulation import (
     BusyError,
     LawError,
@@ -21,34 +19,12 @@ from asyncache.testing.simulation import (
     simulate,
     way_of,
 )
-from asyncache.testing.simulation._laws import Laws
+from tests.testing.planted import collected, planted, quietly
 
-TOLD = [Stage("request", word) for word in ("restored", "computing")]
-
-
-# A run that ends half-way leaves what had not begun, and the collector finds it later.
-pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+__all__ = ["collected", "planted"]  # fixtures
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _collected():
-    yield
-    gc.collect()
-
-
-@pytest.fixture
-def planted(monkeypatch):
-    """Let it be against the law that two requests have been told of their hits."""
-    check = Laws.check
-
-    def planted(self):
-        stages = self._replica.look.stages()
-        found = [seq for seq, stage in stages.items() if stage in TOLD]
-        if len(found) > 1:
-            raise LawError(f"planted: {found} are told")
-        return check(self)
-
-    monkeypatch.setattr(Laws, "check", planted)
+pytestmark = quietly
 
 
 @pytest.fixture
