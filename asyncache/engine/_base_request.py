@@ -96,8 +96,9 @@ class BaseHit(ABC, Generic[S]):
     def num_tokens(self) -> int:
         """Tokens of the hit, a multiple of ``page_tokens`` below the prompt's length.
 
-        It may sink until the hit is settled, never afterwards; but a hit that was given
-        back, by :meth:`BaseRequest.suspend` or for another restore, is 0.
+        It may sink until the hit is settled, in any call, and the pages above it go
+        with it; never afterwards. But a hit that was given back, by
+        :meth:`BaseRequest.suspend` or for another restore, is 0.
         """
         return self._num_tokens(self._landing)
 
