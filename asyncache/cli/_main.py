@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,6 +17,8 @@ from asyncache.core import AsyncacheError
 
 INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C ended."""
+UNREAD = 141
+"""What it reports for one whose output nobody reads any more."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(parser, str(error), 2)
     except AsyncacheError as error:
         return _fail(parser, f"{type(error).__name__}: {error}", 1)
+    except BrokenPipeError:
+        # Who read has gone; what Python still has to write at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except KeyboardInterrupt:
         return INTERRUPTED
 

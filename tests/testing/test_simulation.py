@@ -7,7 +7,8 @@ import gc
 import os
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+import threading
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import anyio
@@ -132,6 +133,131 @@ def test_a_busy_loop_is_an_error():
 
     with pytest.raises(BusyError, match="no time has passed"):
         run(poll, dice=Random(0))
+
+
+def test_a_poll_that_sets_timers_for_now_is_a_busy_loop_too():
+    async def poll():
+        future = asyncio.get_running_loop().create_future()
+        while True:
+            await asyncio.wait([future], timeout=0)
+
+    with pytest.raises(BusyError, match="100 turns and no time has passed"):
+        run(poll, dice=None, max_turns=100)
+
+
+def test_a_heartbeat_hides_no_hang():
+    async def main():
+        async def beat():
+            while True:  # noqa: ASYNC110 - a heartbeat
+                await asyncio.sleep(1)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(beat())
+            await anyio.Event().wait()
+
+    with pytest.raises(StuckError, match=r"not over after 60 seconds.*Event\.wait"):
+        run(main, dice=Random(0), max_s=60)
+
+
+def test_a_timer_without_end_never_comes_and_one_without_a_time_is_refused():
+    with pytest.raises(StuckError, match="nothing can ever happen"):
+        run(anyio.sleep_forever, dice=None)
+
+    async def main():
+        async with asyncio.timeout(float("inf")):
+            await asyncio.sleep(1)
+        with pytest.raises(ValueError, match="NaN"):
+            asyncio.get_running_loop().call_later(float("nan"), print)
+
+    run(main, dice=None)
+
+
+def test_a_thread_that_calls_back_is_named_when_its_caller_hangs():
+    async def main():
+        loop, event = asyncio.get_running_loop(), anyio.Event()
+
+        def call_back():
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(event.set)
+
+        thread = threading.Thread(target=call_back)
+        thread.start()
+        thread.join()
+        await event.wait()
+
+    with pytest.raises(StuckError, match="another thread called"):
+        run(main, dice=None)
+
+
+def test_an_error_that_nobody_asked_for_is_found_without_the_collector():
+    class Owner:
+        def __init__(self):
+            self.task = asyncio.create_task(self.work())
+
+        async def work(self):
+            raise KeyError("lost")
+
+    async def main():
+        Owner()
+        await asyncio.sleep(1)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(main, dice=None)
+    assert [str(error) for error in caught.value.exceptions] == ["'lost'"]
+    gc.collect()
+
+
+def test_plain_futures_come_in_an_order_of_the_seed():
+    async def main():
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(12)]
+        clutter = [loop.create_future() for _ in range(40)]
+        loop.call_later(1, lambda: [future.set_result(None) for future in futures])
+        done, _ = await asyncio.wait([*futures, *clutter[::3]], timeout=2)
+        for future in clutter:
+            future.cancel()
+        return [futures.index(future) for future in done]
+
+    assert run(main, dice=Random(1)) == run(main, dice=Random(1))
+
+
+def test_a_run_within_a_run_is_refused():
+    async def main():
+        with pytest.raises(RuntimeError, match="from a running event loop"):
+            run(sleepers, dice=None)
+
+    run(main, dice=None)
+
+
+def test_another_loop_goes_on_beside_a_run():
+    """Its scopes are in sets by the hash that they had, and must keep it."""
+    entered, may_go = threading.Event(), threading.Event()
+    ended = []
+
+    async def server():
+        async with anyio.create_task_group() as group:
+
+            async def handle():
+                with anyio.CancelScope(), anyio.CancelScope():
+                    entered.set()
+                    while not may_go.is_set():  # noqa: ASYNC110 - a thread's
+                        await anyio.sleep(0.001)
+
+            for _ in range(3):
+                group.start_soon(handle)
+        ended.append(True)
+
+    async def main():
+        may_go.set()
+        while not ended:
+            with anyio.CancelScope(), anyio.CancelScope():
+                await anyio.sleep(0.001)
+
+    thread = threading.Thread(target=anyio.run, args=(server,), daemon=True)
+    thread.start()
+    assert entered.wait(10)
+    run(main, dice=Random(0), max_s=10_000)
+    thread.join(10)
 
 
 def test_what_hangs_though_it_is_cancelled_hides_no_error():

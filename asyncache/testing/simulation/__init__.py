@@ -13,12 +13,10 @@ from __future__ import annotations
 from asyncache.testing.simulation._case import Actor, Case, Role, draw
 from asyncache.testing.simulation._copies import Copies
 from asyncache.testing.simulation._device import POISON, SimulatedDevice
+from asyncache.testing.simulation._errors import BusyError, LawError, StuckError
 from asyncache.testing.simulation._group import SimulatedGroup, SimulatedNetwork
-from asyncache.testing.simulation._laws import LawError
 from asyncache.testing.simulation._loop import (
-    BusyError,
     SimulatedLoop,
-    StuckError,
     run,
     torn_down_quietly,
 )

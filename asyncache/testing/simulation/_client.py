@@ -12,7 +12,7 @@ import anyio
 from asyncache.core import Namespace, OutOfPagesError
 from asyncache.engine import Hit, Request
 from asyncache.testing.simulation._contents import Era
-from asyncache.testing.simulation._laws import LawError
+from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S, Row
 from asyncache.testing.simulation._prompts import packed

@@ -20,6 +20,7 @@ from asyncache.core import (
     hash_pages,
     root_hash,
 )
+from asyncache.testing.simulation._errors import LawError
 
 
 class Era(NamedTuple):
@@ -60,7 +61,7 @@ class Contents:
         """Take note of a prompt, so that the keys of its pages can be read.
 
         Raises:
-            AssertionError: If two prompts, or two eras, have a page hash in common.
+            LawError: If two prompts, or two eras, have a page hash in common.
         """
         whole = tokens[: len(tokens) - len(tokens) % self._stride]
         if (era, whole) in self._learnt:
@@ -72,7 +73,8 @@ class Contents:
         for index, page_hash in enumerate(hashes):
             meaning = (era, whole[: (index + 1) * self._stride])
             known = self._meanings.setdefault(page_hash, meaning)
-            assert known == meaning, f"one hash for {known} and {meaning}"
+            if known != meaning:
+                raise LawError(f"one hash for {known} and {meaning}")
 
     def keys(self, era: Era, tokens: bytes) -> list[PageKey]:
         """Return what a store calls the whole pages of a prompt, of all pools."""
@@ -94,7 +96,8 @@ class Contents:
             layout = replace(self._layout, revision=era.revision)
             root = self._roots[era] = root_hash(layout, era.namespace)
             known = self.eras.setdefault(root, era)
-            assert known == era, f"one root for {known} and {era}"
+            if known != era:
+                raise LawError(f"one root for {known} and {era}")
         return root
 
     @staticmethod

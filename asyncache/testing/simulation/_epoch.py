@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
 import anyio
 
-from asyncache.core import OrderError, StoreError
+from asyncache.core import Namespace, OrderError, StoreError
 from asyncache.testing.simulation._case import Actor, Case
 from asyncache.testing.simulation._client import Client
-from asyncache.testing.simulation._laws import LawError
+from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S
 from asyncache.testing.simulation._play import Play
@@ -35,6 +35,7 @@ class Epoch:
 
     async def run(self) -> None:
         """Open the cache, let everyone act, and close it."""
+        self._world.log(f"-- a cache opens, for {len(self._actors)} actors")
         try:
             async with self._open():
                 await self._act()
@@ -45,24 +46,46 @@ class Epoch:
         """Open a cache where nothing goes wrong: all must be well.
 
         Args:
-            is_stored: Whether the prompt that is served now was stored before.
+            is_stored: Whether the prompts that are served now were stored before.
         """
         async with self._open():
+            if is_stored:
+                await self._sit_out_an_outage()
             tokens = [7] * (2 * self._scene.page_tokens + 1)
-            for is_there in (is_stored, True):
-                found = await self._serve_in_peace(tokens)
-                if is_there and found != len(tokens) - 1:
-                    raise LawError(f"in peace, a hit of {found} for {tokens}")
-                await self._check_rest()
+            for namespace in (None, "a"):
+                for is_there in (is_stored, True):
+                    found = await self._serve_in_peace(tokens, namespace)
+                    if is_there:
+                        self._expect(found, tokens, "served")
+                    await self._check_rest()
+                await self._ask_in_peace(tokens, namespace)
 
-    async def _serve_in_peace(self, tokens: list[int]) -> int:
-        with self._scene.cache.request(tokens) as request:
+    async def _sit_out_an_outage(self) -> None:
+        """Serve without the store for a while: it must be asked again afterwards."""
+        self._world.weather.is_out = True
+        await self._serve_in_peace([8] * (2 * self._scene.page_tokens + 1), None)
+        self._world.weather.is_out = False
+        await anyio.sleep(2 * self._case.limits.breaker_s)
+
+    async def _ask_in_peace(self, tokens: list[int], namespace: Namespace) -> None:
+        cache = self._scene.cache
+        self._expect(cache.match_nowait(tokens, namespace=namespace), tokens, "matched")
+        found = await cache.prefetch(tokens, namespace=namespace)
+        self._expect(found, tokens, "prefetched")
+        self._scene.num_opened += 1
+
+    def _expect(self, found: int, tokens: list[int], what: str) -> None:
+        if found != len(tokens) - 1:
+            raise LawError(f"in peace, {found} tokens of {tokens} were {what}")
+
+    async def _serve_in_peace(self, tokens: list[int], namespace: Namespace) -> int:
+        with self._scene.cache.request(tokens, namespace=namespace) as request:
             self._scene.num_opened += 1
             client = Client(
                 self._scene,
                 request,
                 list(tokens),
-                None,
+                namespace,
                 num_reserved=len(tokens),
                 dice=Random(0),
             )
@@ -109,15 +132,12 @@ class Epoch:
             await self._rest()
 
     async def _rest(self) -> None:
+        # A client may have hung up under a forward, whose end may make more to offload.
+        await self._until(lambda: not self._scene.laws.forwards)
         if left := await self._scene.cache.drain(deadline_s=PATIENCE_S):
             raise LawError(f"{left} transfers never end: {self._open_stages()}")
-        until = anyio.current_time() + PATIENCE_S
-        # A client may have hung up under a forward; a lookup that was stopped moves
-        # nothing, and may still have to end.
-        while self._scene.laws.forwards or self._scene.cache.statistics().transfers:
-            if anyio.current_time() > until:
-                break
-            await anyio.sleep(0.001)
+        # A lookup that was stopped moves nothing, and may still have to end.
+        await self._until(lambda: not self._scene.cache.statistics().transfers)
         statistics = self._scene.cache.statistics()
         replica = statistics.replica
         is_clean = not (
@@ -136,6 +156,12 @@ class Epoch:
             raise LawError(
                 f"{self._scene.num_opened} requests were opened, {ended} ended"
             )
+
+    @staticmethod
+    async def _until(holds: Callable[[], bool]) -> None:
+        until = anyio.current_time() + PATIENCE_S
+        while not holds() and anyio.current_time() < until:  # noqa: ASYNC110 - no event of ours tells
+            await anyio.sleep(0.001)
 
     def _kept(self) -> dict[str, object]:
         """Return what the engine still keeps of what has ended."""
@@ -162,7 +188,7 @@ class Epoch:
 
     async def _close(self) -> None:
         """Close the cache, within its time, and again until all is still."""
-        limit_s = self._case.limits.close_s
+        limit_s, until = self._case.limits.close_s, anyio.current_time() + PATIENCE_S
         while True:
             began = anyio.current_time()
             is_over = True
@@ -171,6 +197,8 @@ class Epoch:
             except OrderError as error:
                 self._world.log(f"close: {error}")
                 is_over = False
+                if anyio.current_time() > until:
+                    raise LawError(f"it never closes: {error}") from error
             took_s = anyio.current_time() - began
             if took_s > limit_s + EPSILON_S:
                 raise LawError(f"aclose() took {took_s} s, more than {limit_s}")

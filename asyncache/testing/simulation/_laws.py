@@ -14,13 +14,10 @@ from asyncache.core import Holding, LoadState, PageState, Replica, RequestState
 from asyncache.testing.simulation._contents import Contents
 from asyncache.testing.simulation._copies import Copies, Copy
 from asyncache.testing.simulation._device import SimulatedDevice
+from asyncache.testing.simulation._errors import LawError
 
 Place = tuple[int, int]
 """Pool by index, and page."""
-
-
-class LawError(AssertionError):
-    """Something that must hold does not."""
 
 
 @dataclass(eq=False, slots=True)

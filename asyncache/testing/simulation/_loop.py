@@ -14,11 +14,11 @@ happen any more, :class:`BusyError` where time is not let pass.
 from __future__ import annotations
 
 import asyncio
-import gc
 import heapq
-import itertools
+import math
 import threading
 import warnings
+from asyncio import events
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
@@ -26,29 +26,30 @@ from contextvars import Context
 from random import Random
 from types import FrameType
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
-from weakref import ref
+from weakref import WeakSet
 
 import anyio
 
-from asyncache.core import AsyncacheError
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
+from asyncache.testing.simulation._errors import BusyError, StuckError
+from asyncache.testing.simulation._numbers import collector_off, numbered_scopes
 
 MAX_TURNS = 20_000
 """Turns without time passing: far more than any chain of wake-ups needs."""
-
-
-class StuckError(AsyncacheError):
-    """Nothing is ready, no timer is set, and the loop's main task has not ended."""
-
-
-class BusyError(AsyncacheError):
-    """Something polls: turn after turn, and no timer is ever waited for."""
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class SimulatedTask(asyncio.Task[T]):
     """A task with a number, by which it is hashed and ordered."""
+
+    number: int = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedFuture(asyncio.Future[T]):
+    """A future with a number, by which it is hashed."""
 
     number: int = 0
 
@@ -78,6 +79,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     Args:
         dice: Shuffles what is ready in a turn; None keeps the order of a real loop.
         after: Called after each handle that ran; raising ends the loop's run.
+        max_s: Virtual seconds that it may take; a heartbeat beside a task that waits
+            for nothing would go on for ever.
+        max_turns: Turns that may pass without time passing.
 
     Attributes:
         errors: What came to the exception handler, unless another was set.
@@ -85,9 +89,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """
 
     def __init__(
-        self, dice: Random | None = None, *, after: Callable[[], object] | None = None
+        self,
+        dice: Random | None = None,
+        *,
+        after: Callable[[], object] | None = None,
+        max_s: float = math.inf,
+        max_turns: int = MAX_TURNS,
     ) -> None:
         super().__init__()
+        self._max_s = max_s
+        self._max_turns = max_turns
+        self._foreign = ""
+        self._tasks: WeakSet[SimulatedTask[Any]] = WeakSet()
         self.after = after
         self.errors: list[dict[str, Any]] = []
         self.num_handles = 0
@@ -113,34 +126,37 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         for index, handle in enumerate(ready):
             if handle.cancelled():
                 continue
-            handle._run()  # noqa: SLF001 - a handle is its loop's
-            if self.after is not None:
-                try:
+            try:
+                handle._run()  # noqa: SLF001 - a handle is its loop's
+                if self.after is not None:
                     self.after()
-                except BaseException:
-                    self._due = ready[index + 1 :] + self._due
-                    raise
+            except BaseException:
+                self._due = ready[index + 1 :] + self._due
+                raise
 
     def _wake(self) -> None:
         """Make ready what is due; if nothing is, let time pass until something is."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
-        if self._due:
-            self._num_turns += 1
-            if self._num_turns > MAX_TURNS:
-                raise BusyError(
-                    f"{MAX_TURNS} turns and no time has passed: {self._who}"
-                )
-        else:
+        if not self._due:
             self._pass_time()
+        self._num_turns += 1
+        if self._num_turns > self._max_turns:
+            raise BusyError(
+                f"{self._max_turns} turns and no time has passed: {self._who}"
+            )
         while self._timers and self._timers[0][0] <= self._now:
             self._due.append(heapq.heappop(self._timers)[2])
 
     def _pass_time(self) -> None:
         if not self._timers:
-            raise StuckError(f"nothing can ever happen any more: {self._who}")
-        self._num_turns = 0
-        self._now = max(self._now, self._timers[0][0])
+            why = f" ({self._foreign})" if self._foreign else ""
+            raise StuckError(f"nothing can ever happen any more{why}: {self._who}")
+        due = self._timers[0][0]
+        if due > self._max_s:
+            raise StuckError(f"not over after {self._max_s} seconds: {self._who}")
+        if due > self._now:
+            self._now, self._num_turns = due, 0
 
     @property
     def _who(self) -> str:
@@ -159,7 +175,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         self._check_open()
         handle = _Handle(callback, args, self, context)
-        handle.number = self._number()
+        handle.number = self.next_number()
         self._due.append(handle)
         return handle
 
@@ -170,6 +186,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         if threading.get_ident() != self._thread:
+            # Whoever calls may swallow the error, and leave a task that waits for ever.
+            self._foreign = f"another thread called {callback!r}, and none may"
             raise RuntimeError("a simulated loop has one thread, and this is another")
         return self.call_soon(callback, *args, context=context)
 
@@ -190,9 +208,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self._check_open()
+        if math.isnan(when):
+            raise ValueError("a timer needs a time, not NaN")
         timer = _Timer(when, callback, args, self, context)
-        timer.number = self._number()
-        heapq.heappush(self._timers, (when, timer.number, timer))
+        timer.number = self.next_number()
+        if when < math.inf:
+            heapq.heappush(self._timers, (when, timer.number, timer))
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -211,6 +232,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     ) -> NoReturn:
         raise RuntimeError(f"a simulated loop starts no thread, for {func!r} neither")
 
+    def create_future(self) -> asyncio.Future[Any]:
+        future: SimulatedFuture[Any] = SimulatedFuture(loop=self)
+        future.number = self.next_number()
+        return future
+
+    def lost_errors(self) -> list[BaseException]:
+        """Return what tasks raised that nobody asked; a collector may never tell."""
+        lost = [
+            task.exception()
+            for task in sorted(self._tasks, key=hash)
+            if task.done() and not task.cancelled() and task._log_traceback  # noqa: SLF001 - no other way
+        ]
+        return [error for error in lost if error is not None]
+
+    def forgive(self) -> None:
+        """Let turns be counted anew: what comes now is the end."""
+        self.after, self._num_turns, self._max_s = None, 0, math.inf
+
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.errors.append(context)
 
@@ -220,16 +259,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         coro: Coroutine[Any, Any, T],
         **kwargs: Any,  # noqa: ANN401 - what a later Python adds
     ) -> SimulatedTask[T]:
-        number = self._number()
+        number = self.next_number()
         task = SimulatedTask(coro, loop=self, **{"name": f"task {number}", **kwargs})
         task.number = number
+        self._tasks.add(task)
         return task
 
     def _check_open(self) -> None:
         if self.is_closed():
             raise RuntimeError("the loop is closed")
 
-    def _number(self) -> int:
+    def next_number(self) -> int:
+        """Return a number that nothing of this loop has."""
         self.num_handles += 1
         return self.num_handles
 
@@ -239,27 +280,38 @@ def run(
     *,
     dice: Random | None,
     after: Callable[[], object] | None = None,
+    max_s: float = math.inf,
+    max_turns: int = MAX_TURNS,
 ) -> T:
     """Run a coroutine in virtual time; return what it returns.
 
-    The same dice and the same program make the same run, in any process. The garbage
-    collector is off meanwhile: when it runs depends on what ran before.
+    The same dice and the same program make the same run, in any process, as long as the
+    program does not go by addresses either: :func:`asyncio.as_completed` of coroutines
+    does, of tasks it does not. Let it take the time from its loop; nothing else is
+    virtual. The garbage collector is off meanwhile: when it runs depends on what ran
+    before.
 
     Args:
         main: The program.
         dice: Orders what happens at the same moment, as for :class:`SimulatedLoop`.
         after: Called after each handle.
+        max_s: As for :class:`SimulatedLoop`.
+        max_turns: As for :class:`SimulatedLoop`.
 
     Raises:
         StuckError, BusyError: If the program hangs, or polls.
-        ExceptionGroup: If something came to the loop's exception handler.
+        ExceptionGroup: If a task raised what nobody asked it for, or something came to
+            the loop's exception handler.
+        RuntimeError: If a loop is running here.
     """
-    loop = SimulatedLoop(dice, after=after)
-    with _collector_off(), ExitStack() as patches:
+    if events._get_running_loop() is not None:  # noqa: SLF001 - asks and never raises
+        raise RuntimeError("run() cannot be called from a running event loop")
+    loop = SimulatedLoop(dice, after=after, max_s=max_s, max_turns=max_turns)
+    with collector_off(), ExitStack() as patches:
 
         async def program() -> T:
             # Its class can only be found in a loop, and has to stay until that is gone.
-            patches.enter_context(_numbered_scopes())
+            patches.enter_context(numbered_scopes(type(anyio.CancelScope())))
             return await main()
 
         runner = asyncio.Runner(loop_factory=lambda: loop)
@@ -268,9 +320,10 @@ def run(
         except BaseException as error:
             _tear_down(runner, loop, error)
             raise
+        lost = loop.lost_errors()
         _tear_down(runner, loop, None)
-    if loop.errors:
-        raise ExceptionGroup("nobody handled", [_unhandled(e) for e in loop.errors])
+    if errors := [*lost, *map(_unhandled, loop.errors)]:
+        raise BaseExceptionGroup("nobody handled", errors)
     return result
 
 
@@ -278,7 +331,7 @@ def _tear_down(
     runner: asyncio.Runner, loop: SimulatedLoop, error: BaseException | None
 ) -> None:
     """Cancel what is left; it is no part of the program, and hides no error of it."""
-    loop.after = None
+    loop.forgive()
     try:
         runner.close()
     except (StuckError, BusyError) as second:
@@ -300,42 +353,6 @@ def torn_down_quietly() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")
         yield
-
-
-@contextmanager
-def _collector_off() -> Generator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
-def _numbered_scopes() -> Generator[None]:
-    """Hash anyio's cancel scopes by the order in which they come to be hashed.
-
-    It keeps them in sets, by address, and cancels what is in them in that order.
-    """
-    scope = type(anyio.CancelScope())
-    was, counter = scope.__hash__, itertools.count(1)
-    numbers: dict[int, tuple[int, ref[Any]]] = {}
-
-    def number(self: anyio.CancelScope) -> int:
-        known = numbers.get(id(self))
-        if known is None:
-            key = id(self)
-            gone = ref(self, lambda _: numbers.pop(key, None))
-            numbers[key] = known = (next(counter), gone)
-        return known[0]
-
-    scope.__hash__ = number  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        scope.__hash__ = was  # type: ignore[method-assign]
 
 
 def _where(task: asyncio.Task[Any]) -> str:

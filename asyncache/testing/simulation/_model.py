@@ -15,7 +15,8 @@ import anyio
 from asyncache.core import AsyncacheError, Coverage, InvariantError, KVLayout, Pool
 from asyncache.engine import Gates, KVCache, Request
 from asyncache.testing.simulation._contents import Contents, Era
-from asyncache.testing.simulation._laws import LawError, Laws, Place, Writing
+from asyncache.testing.simulation._errors import LawError
+from asyncache.testing.simulation._laws import Laws, Place, Writing
 
 if TYPE_CHECKING:
     from asyncache.testing.simulation._device import SimulatedDevice

@@ -11,8 +11,8 @@ from random import Random
 import anyio
 
 from asyncache.core import (
+    AsyncacheError,
     ClosedError,
-    InvariantError,
     OrderError,
     OutOfPagesError,
     StoreError,
@@ -22,7 +22,7 @@ from asyncache.engine import Request
 from asyncache.testing._nth import Canceller, CancelStyle
 from asyncache.testing.simulation._case import Actor, Case, Role
 from asyncache.testing.simulation._client import Client
-from asyncache.testing.simulation._laws import LawError
+from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S
 from asyncache.testing.simulation._prompts import NAMESPACES, draw_prompt, packed
@@ -82,9 +82,21 @@ class Play:
         try:
             await plays[self._actor.role]()
         except _REFUSALS as error:
-            if isinstance(error, InvariantError):
-                raise
             self._world.log(f"{type(error).__name__}: {error}")
+            self._check_refusal(error)
+
+    def _check_refusal(self, error: AsyncacheError) -> None:
+        """What is refused is refused for a reason that is there."""
+        replica = self._world.replica
+        if replica is None or self._actor.role not in {Role.CLIENT, Role.PREFETCH}:
+            return
+        num_requests = replica.look.statistics().num_requests
+        is_full = num_requests >= self._case.limits.requests
+        if isinstance(error, TooManyRequestsError) and not is_full:
+            raise LawError(f"{num_requests} requests are open: {error}")
+        is_closed = self._cache._is_closed  # noqa: SLF001 - the simulator looks inside
+        if type(error) is ClosedError and not is_closed:
+            raise LawError(f"the cache is open: {error}")
 
     async def _serve(self) -> None:
         tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
@@ -100,6 +112,7 @@ class Play:
         async def live() -> None:
             with request:
                 self._scene.num_opened += 1
+                self._world.log(f"is {request!r}")
                 client = Client(
                     self._scene,
                     request,
@@ -149,12 +162,14 @@ class Play:
         self._scene.prefetches.append(prompt)
 
         async def live() -> None:
+            began, after_s = anyio.current_time(), self._dice.choice([0.0, 0.05, 0.2])
             found = await self._cache.prefetch(
-                tokens,
-                namespace=namespace,
-                deadline_s=self._dice.choice([0.0, 0.05, 0.2]),
+                tokens, namespace=namespace, deadline_s=after_s
             )
+            took_s = anyio.current_time() - began
             self._world.log(f"prefetched {found} of {tokens} in {namespace!r}")
+            if took_s > after_s + EPSILON_S or not 0 <= found < len(tokens):
+                raise LawError(f"{found} of {tokens} prefetched in {took_s} s")
 
         await self._hanging_up(live, None)
 
@@ -201,8 +216,12 @@ class Play:
         left = await self._cache.drain(deadline_s=after_s)
         took_s = anyio.current_time() - began
         self._world.log(f"drained in {took_s} s but for {left}")
-        if took_s > after_s + EPSILON_S or (left and took_s < after_s - EPSILON_S):
+        replica = self._world.replica
+        is_late = took_s >= after_s - EPSILON_S
+        if took_s > after_s + EPSILON_S or (left and not is_late):
             raise LawError(f"drain({after_s}) left {left} after {took_s} s")
+        if replica is not None and is_late and left != replica.look.num_moving:
+            raise LawError(f"drain() left {left}, not {replica.look.num_moving}")
 
     async def _outage(self) -> None:
         self._world.note(Mishap.OUTAGE)

@@ -13,7 +13,8 @@ from asyncache.engine import KVCache, Request
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._contents import Era
 from asyncache.testing.simulation._device import SimulatedDevice
-from asyncache.testing.simulation._laws import LawError, Laws
+from asyncache.testing.simulation._errors import LawError
+from asyncache.testing.simulation._laws import Laws
 from asyncache.testing.simulation._linker import SimulatedLinker
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import Model, Row

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from asyncache.testing.simulation._case import Case
-from asyncache.testing.simulation._loop import BusyError, StuckError
+from asyncache.testing.simulation._errors import BusyError, StuckError
 from asyncache.testing.simulation._plain import Setting, plain
 from asyncache.testing.simulation._simulate import simulate
 from asyncache.testing.simulation._world import Result

@@ -11,6 +11,9 @@ from asyncache.testing.simulation._epoch import Epoch
 from asyncache.testing.simulation._loop import run, torn_down_quietly
 from asyncache.testing.simulation._world import Result, World
 
+MAX_S = 10_000.0
+"""Longer than all waits of a case together."""
+
 
 def simulate(case: Case, *, is_logged: bool = False) -> Result:
     """Run a case; the same case makes the same run, in any process.
@@ -26,7 +29,12 @@ def simulate(case: Case, *, is_logged: bool = False) -> Result:
     dice = Random(f"order {case.seed}") if case.is_shuffled else None
     try:
         with torn_down_quietly():
-            run(lambda: _play(world, case), dice=dice, after=world.check)
+            run(
+                lambda: _play(world, case),
+                dice=dice,
+                after=world.check,
+                max_s=MAX_S,
+            )
     except (Exception, asyncio.CancelledError, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, it is the finding
         # A cancellation that escaped is one too.
         world.result.error = error

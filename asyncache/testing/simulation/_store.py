@@ -44,6 +44,8 @@ class Shelf:
         on_put: Callable[[PageKey, bytes], object] | None = None,
     ) -> None:
         self.pages: OrderedDict[PageKey, bytes] = OrderedDict()
+        self.ever: set[PageKey] = set()
+        """What was put at any time, kept or not."""
         self._max_pages = max_pages
         self._on_put = on_put
 
@@ -54,7 +56,12 @@ class Shelf:
         """Keep a page, unless it is there already."""
         if self._on_put is not None:
             self._on_put(key, page)
+        self.keep(key, page)
+
+    def keep(self, key: PageKey, page: bytes) -> None:
+        """Keep a page that was put by somebody else."""
         self.pages.setdefault(key, page)
+        self.ever.add(key)
         self.pages.move_to_end(key)
         while len(self.pages) > self._max_pages:
             self.pages.popitem(last=False)
@@ -82,12 +89,13 @@ class SimulatedStore(Store):
         self._copies = copies or Copies()
         self._weather = weather or Weather()
         self._answer_s = answer_s
-        self._is_closed = False
+        self._is_opened = self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<SimulatedStore of {self._shelf!r}>"
 
     async def open(self) -> None:
+        self._is_opened = True
         await self._wait()
         if self._weather.strikes(Mishap.SHUT):
             raise StoreError("the store cannot be opened")
@@ -147,6 +155,11 @@ class SimulatedStore(Store):
 
     async def aclose(self) -> None:
         self._is_closed = True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._is_opened and not self._is_closed
 
     def _check_open(self) -> None:
         if self._is_closed:

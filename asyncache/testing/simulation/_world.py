@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from asyncache.core import Fact, PageKey, Replica, Stage
-from asyncache.engine import Event, TransferFailed
+from asyncache.core import (
+    Coverage,
+    Fact,
+    FactKind,
+    PageHash,
+    PageKey,
+    Replica,
+    Stage,
+)
+from asyncache.engine import Event, ReadOnly, TransferFailed
 from asyncache.stores import MemoryStore, Store, TieredStore
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._contents import Contents, Era
 from asyncache.testing.simulation._copies import Copies
-from asyncache.testing.simulation._laws import LawError, Laws
+from asyncache.testing.simulation._errors import LawError
+from asyncache.testing.simulation._laws import Laws
 from asyncache.testing.simulation._linker import at_work
 from asyncache.testing.simulation._loop import SimulatedLoop
 from asyncache.testing.simulation._mishaps import Mishap, Weather
@@ -71,6 +81,7 @@ class World:
         self.replica: Replica | None = None
         self._laws: Laws | None = None
         self._violation: LawError | None = None
+        self._stores: list[SimulatedStore] = []
         self._shelf = Shelf(case.shelf_pages, on_put=self._put)
         self.known_prompts = [draw_prompt(Random(index)) for index in range(6)]
 
@@ -84,6 +95,7 @@ class World:
             weather=self.weather,
             answer_s=self.answer_s,
         )
+        self._stores.append(store)
         if not self._case.tier_pages:
             return store
         memory = MemoryStore(self._case.tier_pages * self._case.page_bytes)
@@ -99,7 +111,7 @@ class World:
                 for key in self.contents.keys(era, tokens):
                     page = self.contents.under(key)
                     if page is not None and self.dice.random() < self._case.stored:
-                        self._shelf.put(key, page)
+                        self._shelf.keep(key, page)
 
     def answer_s(self) -> float:
         """Return how long the next answer or copy takes: mostly short, with a tail."""
@@ -123,6 +135,9 @@ class World:
     def end(self) -> None:
         """Check them no more."""
         self.check()
+        if any(store.is_held for store in self._stores):
+            raise LawError("a store was never closed")
+        self._stores.clear()
         self.replica = self._laws = None
 
     def log(self, text: str) -> None:
@@ -135,8 +150,10 @@ class World:
     def on_event(self, event: Event) -> None:
         """Write down what the cache tells."""
         match event:
-            case Fact(kind=kind, num_pages=num_pages):
+            case Fact(kind=kind, num_pages=num_pages, hashes=hashes):
                 self.log(f"told {kind.name} {num_pages}")
+                if kind is FactKind.STORED:
+                    self._check_stored(num_pages, hashes)
             case TransferFailed(kind=kind, error=error):
                 self.log(f"told that a {kind.name} failed: {type(error).__name__}")
             case _:
@@ -166,11 +183,28 @@ class World:
 
     # What must hold.
 
+    def _check_stored(self, num_pages: int, hashes: Sequence[PageHash]) -> None:
+        """What is told to be stored was put, in each pool that keeps every page."""
+        spaces = [
+            self._case.layout.space(pool)
+            for pool in self._case.layout.pools
+            if pool.coverage is Coverage.ALL_PAGES
+        ]
+        keys = {PageKey(page, space) for page in hashes for space in spaces}
+        if len(hashes) != num_pages or not keys <= self._shelf.ever:
+            self._violate(f"{num_pages} pages are told to be stored, and are not")
+
+    def _violate(self, what: str) -> None:
+        # Raised by the next check: where it is found, somebody might swallow it.
+        self._violation = self._violation or LawError(what)
+
     def _put(self, key: PageKey, page: bytes) -> None:
+        if isinstance(self._case.writes, ReadOnly) and self.replica is not None:
+            self._violate(f"stored by a cache that only reads: {key}")
         wanted = self.contents.under(key)
-        if page != wanted and self._violation is None:
+        if page != wanted:
             what = "a key that nobody asked for" if wanted is None else "other bytes"
-            self._violation = LawError(f"stored: {what}, under {key}")
+            self._violate(f"stored: {what}, under {key}")
 
     def check(self) -> None:
         """Raise what is against the law; to be called after each step."""
