@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from typing import NamedTuple
 
 SIMULATOR = ("-m", "asyncache", "sim", "--seeds", "300", "--stop", "--no-shrink")
@@ -52,6 +52,12 @@ def run(
     }
     lines: list[str] = []
     found = None
+    out_of_time = Event()
+
+    def time_out() -> None:
+        out_of_time.set()
+        stop(process.pid)
+
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,
@@ -64,7 +70,7 @@ def run(
         start_new_session=True,
     ) as process:
         _running.add(process.pid)
-        clock = Timer(timeout_s, stop, (process.pid,))
+        clock = Timer(timeout_s, time_out)
         clock.start()
         for line in process.stdout:
             lines.append(line.rstrip())
@@ -76,7 +82,8 @@ def run(
         code = process.wait()
         clock.cancel()
         _running.discard(process.pid)
-    return Run(None if code == -signal.SIGKILL else code, found, lines)
+    ended = found is None and not out_of_time.is_set()
+    return Run(code if ended else None, found, lines)
 
 
 def stop(pid: int) -> None:
@@ -94,12 +101,20 @@ def has_simulator(tree: Path) -> bool:
     return run((*SIMULATOR[:3], "--help"), tree, 60, BAD_SEED).code == 0
 
 
+def proof(done: Run, what: str) -> str | None:
+    """Return what was found; a run that ended in any other way proves nothing."""
+    if done.found is None and done.code != 0:
+        last = done.lines[-1] if done.lines else ""
+        sys.stderr.write(f"{what} proves nothing: exit code {done.code}: {last}\n")
+    return done.found
+
+
 def simulate(tree: Path, room: str) -> str | None:
     """Return the seed that kills a defect, and what it says; None if none does."""
     done = run(SIMULATOR, tree, SIMULATOR_S, BAD_SEED)
     if done.found is None and done.code is None:
         return f"simulator: nothing for {SIMULATOR_S} s"
-    return None if done.code == 0 else done.found or f"simulator: {done.lines[-1:]}"
+    return proof(done, "the simulator")
 
 
 def test(tree: Path, room: str) -> str | None:
@@ -112,7 +127,7 @@ def test(tree: Path, room: str) -> str | None:
         return (
             f"timeout in {BEGUN_TEST.match(begun[-1]).group() if begun else 'pytest'}"
         )
-    return None if done.code == 0 else done.found or f"pytest: {done.lines[-1:]}"
+    return proof(done, "pytest")
 
 
 KILLERS = {"sim": simulate, "suite": test}
