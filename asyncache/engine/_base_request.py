@@ -114,7 +114,10 @@ class BaseHit(ABC, Generic[S]):
 
     @property
     def gates(self) -> Gates:
-        """The gates of its layers, for a forward that starts before it is settled."""
+        """The gates of its layers, for a forward that starts before it is settled.
+
+        Take them for each forward: a hit that sank may stand on other loads.
+        """
         return self._gates(self._landing.loads)
 
     @abstractmethod
@@ -330,6 +333,11 @@ class BaseRequest(ABC, Generic[S]):
         landing.num_device_tokens = num_device_tokens
         landing.loads = loads
         landing.agreed.set()
+
+    def _told_shortened(self, loads: list[Progress]) -> None:
+        # It may stand on loads now that its longer hit had no use for.
+        if self._landing is not None:
+            self._landing.loads = loads
 
     def _settle_hit(self) -> None:
         if self._landing is not None:

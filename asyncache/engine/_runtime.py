@@ -318,6 +318,7 @@ class Runtime(Generic[Q]):
             case Shortened():
                 self.counters.shortened += 1
                 if request is not None:
+                    request._told_shortened(self._loads(state))  # noqa: SLF001 - as above
                     self.reports.shortened(request)
             case Ended(aborted=aborted):
                 self._ended(state, request, aborted=aborted)
@@ -330,13 +331,15 @@ class Runtime(Generic[Q]):
         self.counters.device_tokens += device_tokens
         self.counters.store_tokens += hit * self.page_tokens - device_tokens
         if request is not None:
-            loads = [self.board.progress(load.seq) for load in state.needs]
-            request._told_restored(device_tokens, loads)  # noqa: SLF001 - as above
+            request._told_restored(device_tokens, self._loads(state))  # noqa: SLF001 - as above
         if state.seq in self._late:
             self._late.discard(state.seq)
             if state.wait is not None:
                 # It may stand on what others load, and has no time left for that.
                 self.driver.sink(state.wait.seq, 0)
+
+    def _loads(self, state: State) -> list[Progress]:
+        return [self.board.progress(load.seq) for load in state.needs]
 
     def _ended(self, state: State, request: Q | None, *, aborted: bool) -> None:
         self._cancel_deadline(state)

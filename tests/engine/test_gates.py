@@ -7,10 +7,15 @@ import threading
 import anyio
 import pytest
 
-from asyncache.core import OrderError
-from asyncache.engine import Limits, StoreDown
+from asyncache.core import KVLayout, OrderError, WindowPool
+from asyncache.devices import CpuDevice
+from asyncache.engine import KVCache, Limits, StoreDown
 from asyncache.linkers import Linker, Outcome
+from asyncache.stores import MemoryStore
+from asyncache.testing import Gate
 from tests.engine.scene import (
+    KV,
+    LIMITS,
     PAGE,
     check_pages,
     content,
@@ -221,3 +226,60 @@ async def test_a_linker_that_says_odd_things_is_taken_at_what_they_can_mean(
         await turns(3)
         view.cache.check_invariants()
         assert view.cache.statistics().leaked_pages == 0
+
+
+WINDOW = WindowPool(
+    name="window",
+    num_layers=2,
+    num_kv_heads=1,
+    head_dim=4,
+    dtype="uint8",
+    window_tokens=PAGE,
+)
+WINDOWED = KVLayout(model="scene", page_tokens=PAGE, pools=(KV, WINDOW))
+
+
+class HeldPages(MemoryStore):
+    """Holds the reads of some pages, and claims to have all."""
+
+    def __init__(self):
+        super().__init__(2**20)
+        self.gates = {}
+
+    async def contains(self, keys):
+        return [True] * len(keys)
+
+    async def get_into(self, keys, targets, layers=None):
+        for key in self.gates.keys() & set(keys):
+            await self.gates[key].pass_through()
+        return await super().get_into(keys, targets, layers)
+
+
+async def test_a_hit_that_sank_has_the_gates_of_what_it_stands_on_now():
+    """A shorter prefix ends in a window of its own, which another may be loading."""
+    store, tokens = HeldPages(), prompt(4)
+    first, second, *_ = await store_pages(store, tokens, pool=KV, layout=WINDOWED)
+    window, *_ = await store_pages(store, tokens, pool=WINDOW, layout=WINDOWED)
+    await store.remove([second])
+    store.gates = {first: Gate(), window: Gate()}
+    device = CpuDevice(WINDOWED, 16)
+    async with KVCache(WINDOWED, device=device, store=store, limits=LIMITS) as cache:
+        with (
+            cache.request(tokens) as long,
+            cache.request([*tokens[:PAGE], *prompt(0, seed=2)]) as short,
+        ):
+            hit = await long.restore()
+            await store.gates[first].wait_arrived()
+            other = await short.restore()
+            await store.gates[window].wait_arrived()
+            assert (hit.num_tokens, other.num_tokens) == (4 * PAGE, PAGE)
+            store.gates[first].open()
+            while hit.num_tokens > PAGE:
+                await turns(1)
+            assert not long.settled
+            assert not hit.gates.is_open(0)
+            assert not cache.gates([long]).is_open(0)
+            store.gates[window].open()
+            await hit.wait()
+            assert hit.gates.is_open(1)
+            assert (hit.num_tokens, other.num_tokens) == (PAGE, PAGE)

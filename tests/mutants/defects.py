@@ -655,6 +655,17 @@ DEFECTS = [
         "",
     ),
     Defect(
+        "a hit that sank keeps the gates of what it stood on before",
+        "L1",
+        "engine/_base_request.py",
+        """\
+            self._landing.loads = loads
+""",
+        """\
+            del loads
+""",
+    ),
+    Defect(
         "a lookup loads on a promise that was taken back",
         "L4",
         "core/_restores.py",
