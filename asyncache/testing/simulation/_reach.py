@@ -34,6 +34,7 @@ _STORELESS = frozenset(
         Stage("request", "waiting"),
         Stage("request", "restored"),
         Stage("request", "computing"),
+        Stage("request", "parked"),
         Stage("load", "draining"),
         Stage("offload", "void"),
     }
