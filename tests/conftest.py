@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 OPEN_FILES = Path("/proc/self/fd")
 # A worker thread ends by itself, a little after the loop that used it.
 GRACE_S = 5.0
+
+
+# A shell that starts this in the background has it ignore Ctrl-C, which tests send.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
