@@ -125,9 +125,6 @@ def open_readies(state: State) -> None:
             if top not in state.dirty and is_due(state, top):
                 state.dirty[top] = None
                 queue.append(top)
-        elif not is_due(state, node):
-            # It took the place of one below it that was evicted.
-            del state.dirty[node]
         elif node.written <= state.num_finished and _try_pin(state, node, node.start):
             _unpin(state, node)
             del state.dirty[node]

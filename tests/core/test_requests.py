@@ -420,3 +420,14 @@ def test_a_broken_law_is_told_by_the_checks():
     with pytest.raises(InvariantError, match="promises are summed 1 0"):
         cluster.replica.look.check_invariants()
     assert issubclass(InvariantError, AsyncacheError)
+
+
+def test_a_page_that_two_hold_is_noticed():
+    cluster = Cluster(num_pages=8)
+    holders = [cluster.open([number] * 3) for number in (1, 2)]
+    for seq in holders:
+        cluster.do("extend", seq, 3)
+    one, two = map(cluster.request, holders)
+    two.tables[0][0] = one.tables[0][0]
+    with pytest.raises(InvariantError, match="a page is in one place"):
+        cluster.replica.look.check_invariants()
