@@ -240,8 +240,8 @@ class Bracket:
     requests: dict[Request, None]
     held: list[tuple[int, array[int]]] = field(default_factory=list)
     """(pool, pages) released while this was the newest bracket."""
-    writes: list[tuple[Node, int]] = field(default_factory=list)
-    """(node, start) of what its requests published: it may still write up to there."""
+    writes: list[tuple[Node, int, list[int]]] = field(default_factory=list)
+    """(node, start, pools) of what its requests published: it may still write that."""
 
 
 class Agenda:

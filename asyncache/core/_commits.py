@@ -58,16 +58,16 @@ def _publish(state: State, request: Request) -> None:
     if not _try_stand_on(state, request, node):
         return
     path = list(tree.above(node, shared))
-    given = [above for above in path if _adopt_windows(state, request, above)]
+    given = {above: _adopt_windows(state, request, above) for above in path}
     if node.end < end:
         node = tree.attach(node, key[node.end * tree.stride :])
         for pool in range(tree.num_pools):
             _give(state, request, node, pool)
         path.insert(0, node)
-        given.insert(0, node)
+        given[node] = list(range(tree.num_pools))
         state.effects.append(Fact(FactKind.PUBLISHED, node.end - node.start))
         _stand_on(state, request, node)
-    if given:
+    if any(given.values()):
         _bracket(state, request, given)
     for above in path:
         above.used = state.clock
@@ -106,16 +106,16 @@ def _first_loading(state: State, walk: Walk, end: int) -> int:
     return end
 
 
-def _adopt_windows(state: State, request: Request, node: Node) -> bool:
-    """Give a node the window pages that it lacks; return whether there were any."""
+def _adopt_windows(state: State, request: Request, node: Node) -> list[int]:
+    """Give a node the window pages that it lacks; return of which pools."""
     # An offload that runs would call the node stored, without these pages.
     if isinstance(node.offload, Offload):
-        return False
+        return []
     lacking = [pool for pool, _ in state.tree.windows if node.pages[pool] is None]
     for pool in lacking:
         _give(state, request, node, pool)
         node.stored = False
-    return bool(lacking)
+    return lacking
 
 
 def _give(state: State, request: Request, node: Node, pool: int) -> None:
@@ -127,13 +127,20 @@ def _give(state: State, request: Request, node: Node, pool: int) -> None:
     node.pages[pool] = pages
 
 
-def _bracket(state: State, request: Request, given: list[Node]) -> None:
-    """Keep pages in place that an open forward of this request may still write."""
+def _bracket(state: State, request: Request, given: dict[Node, list[int]]) -> None:
+    """Keep pages in place that an open forward of this request may still write.
+
+    No other pages: more that eviction cannot have might break a promise. The anchor is
+    pinned by the request already, with the windows at its end.
+    """
+    anchor = request.anchor
+    assert anchor is not None
     for bracket in state.brackets.values():
         if request in bracket.requests:
-            state.pin(given[0])
-            bracket.pins.append(given[0])
-            for node in given:
-                # Positions, for a split may leave half of the node to another.
-                bracket.writes.append((node, node.start))
-                node.written = max(node.written, bracket.number)
+            state.pin(anchor)
+            bracket.pins.append(anchor)
+            for node, pools in given.items():
+                if pools:
+                    # Positions, for a split may leave half of the node to another.
+                    bracket.writes.append((node, node.start, pools))
+                    node.written = max(node.written, bracket.number)

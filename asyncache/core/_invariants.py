@@ -233,7 +233,7 @@ def dump(state: State) -> tuple[object, ...]:
     brackets = [
         (
             (bracket.number, _serials(bracket.pins), list(bracket.held)),
-            [(node.serial, start) for node, start in bracket.writes],
+            [(node.serial, at, pools) for node, at, pools in bracket.writes],
             [request.seq for request in bracket.requests],
         )
         for bracket in state.brackets.values()

@@ -162,7 +162,7 @@ class State:
             for anchor in self.pins
         ]
         for bracket in self.brackets.values():
-            spans += bracket.writes
+            spans += [(n, at) for n, at, pools in bracket.writes if pool in pools]
         held: set[int] = set()
         for anchor, start in spans:
             for node in self.tree.above(anchor, max(0, start)):

@@ -218,3 +218,29 @@ def test_window_pages_adopted_under_a_forward_are_not_offloaded_before_it_ends()
     cluster.settle()
     cluster.check_rest()
     assert node.stored
+
+
+def test_what_a_bracket_keeps_of_adopted_windows_breaks_no_promise():
+    """Only the pages that were adopted are written, not those of other windows."""
+    layout = layout_of(FULL, window_pool(4), window_pool(6, "wide"))
+    cluster = Cluster(layout, {"kv": 20, "window": 13, "wide": 20}, attach=False)
+    tokens = list(range(13))
+    cluster.serve(tokens)
+    half = cluster.open(tokens[:9])
+    cluster.do("restore", half)
+    cluster.end(half)
+    cluster.settle()
+    state = cluster.first.state
+    top = next(node for node in state.tree.nodes() if node.start == 0)
+    state.ledgers[2].give(top.pages[2], PageState.TREE)  # as if evicted
+    top.pages[2] = None
+    request = cluster.open(tokens)
+    cluster.do("extend", request, 13)
+    cluster.forward([request])
+    other = cluster.open([99] * 8)
+    cluster.do("restore", other)
+    assert cluster.request(other).promise == 4
+    cluster.do("commit", request, 13)  # within it, promises are checked
+    assert top.pages[2] is not None
+    assert state.least_slack() == 0
+    assert cluster.do("extend", other, 8) == 4
