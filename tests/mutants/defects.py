@@ -229,12 +229,19 @@ DEFECTS = [
         "",
     ),
     Defect(
+        "a forward keeps windows from eviction that it does not write",
+        "L4",
+        "core/_state.py",
+        "for n, at, pools in bracket.writes if pool in pools]",
+        "for n, at, _ in bracket.writes]",
+    ),
+    Defect(
         "window pages that an open forward may write are evicted",
         "L2",
         "core/_state.py",
         """\
         for bracket in self.brackets.values():
-            spans += bracket.writes
+            spans += [(n, at) for n, at, pools in bracket.writes if pool in pools]
 """,
         "",
     ),
