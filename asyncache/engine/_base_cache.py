@@ -205,7 +205,7 @@ class BaseCache(ABC, Generic[R]):
             runtime.driver.settle()
 
     def gates(self, requests: Sequence[R]) -> Gates:
-        """Return the gates of several requests' hits as one.
+        """Return the gates of several requests' hits as one, as they stand now.
 
         Raises:
             ValueError: If a request is of another cache.

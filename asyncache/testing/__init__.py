@@ -9,6 +9,7 @@ from asyncache.testing._faulty import Fault, FaultyStore
 from asyncache.testing._gate import Gate
 from asyncache.testing._gate_device import GateDevice
 from asyncache.testing._gates import GateStore
+from asyncache.testing._leftovers import leftovers
 from asyncache.testing._nth import (
     CancelStyle,
     FailPoint,
@@ -31,4 +32,5 @@ __all__ = [
     "check_group",
     "check_store",
     "fail_nth",
+    "leftovers",
 ]

@@ -33,7 +33,7 @@ from asyncache.devices import CpuDevice, Device
 from asyncache.engine import Event, KVCache, Limits, Request
 from asyncache.linkers import Linker, StoreLinker
 from asyncache.stores import MemoryStore, Store
-from asyncache.testing import GateDevice, GateStore
+from asyncache.testing import GateDevice, GateStore, leftovers
 
 PAGE = 4
 """Tokens a page."""
@@ -250,18 +250,7 @@ class Scene:
         replica = statistics.replica
         assert replica.num_requests == replica.num_waiting == 0, replica
         assert replica.promised_pages == 0
-        runtime = self.cache._runtime
-        assert not runtime._deadlines
-        assert not runtime._resting
-        assert not runtime.board._loads
-        assert not runtime.board._waiters
-        assert not runtime.driver._votes.said()
-        assert not runtime.driver._open_brackets
-        assert not runtime._given_up
-        if runtime.transfers is not None:
-            assert not runtime.transfers._vouched
-            assert not runtime.transfers._scopes
-            assert not runtime.transfers._timers
+        assert leftovers(self.cache) == {}
         self._check_tree()
 
     def _check_tree(self) -> None:

@@ -14,8 +14,7 @@ import pytest
 from asyncache.core import RankError
 from asyncache.ranks import Group, SoloGroup
 from asyncache.testing._check_group import check_group
-from asyncache.testing.simulation._group import SimulatedNetwork
-from tests.testing.virtual import in_virtual_time
+from asyncache.testing.simulation import SimulatedNetwork, run
 
 
 def groups(num_ranks, kind=None, *, seed=0, silence_s=5.0, **options):
@@ -171,7 +170,7 @@ def check(make, **options):
     async def main():
         await check_group(make, **options)
 
-    in_virtual_time(main)
+    run(main, dice=None)
 
 
 async def test_a_solo_group_passes():

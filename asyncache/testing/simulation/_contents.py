@@ -12,15 +12,24 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from asyncache.core import (
+    Coverage,
     KVLayout,
     Namespace,
     PageHash,
     PageKey,
     PageSpace,
+    Pool,
     hash_pages,
     root_hash,
 )
 from asyncache.testing.simulation._errors import LawError
+
+
+def needed(layout: KVLayout, pool: Pool, end: int) -> range:
+    """Return the positions that what follows ``end`` pages reads of a pool."""
+    if pool.coverage is Coverage.ALL_PAGES:
+        return range(end)
+    return range(max(0, end - layout.window_pages(pool)), end)
 
 
 class Era(NamedTuple):

@@ -10,6 +10,7 @@ from random import Random
 import anyio
 
 from asyncache.core import Namespace, OrderError, StoreError
+from asyncache.testing._leftovers import leftovers
 from asyncache.testing.simulation._case import Actor, Case
 from asyncache.testing.simulation._client import Client
 from asyncache.testing.simulation._errors import LawError
@@ -148,7 +149,7 @@ class Epoch:
         )
         if not is_clean:
             raise LawError(f"left behind: {statistics}, {self._open_stages()}")
-        if kept := self._kept():
+        if kept := leftovers(self._scene.cache):
             raise LawError(f"kept for nobody: {kept}")
         ended = statistics.counters.closed + statistics.counters.aborted
         # A prefetch is a request too, if it found a place.
@@ -162,24 +163,6 @@ class Epoch:
         until = anyio.current_time() + PATIENCE_S
         while not holds() and anyio.current_time() < until:  # noqa: ASYNC110 - no event of ours tells
             await anyio.sleep(0.001)
-
-    def _kept(self) -> dict[str, object]:
-        """Return what the engine still keeps of what has ended."""
-        runtime = self._scene.cache._runtime  # noqa: SLF001 - the simulator looks inside
-        assert runtime is not None
-        kept: dict[str, object] = {
-            "clocks": runtime._deadlines,  # noqa: SLF001 - as above
-            "late": runtime._late,  # noqa: SLF001 - as above
-            "given up": runtime._given_up,  # noqa: SLF001 - as above
-            "gates": runtime.board._loads,  # noqa: SLF001 - as above
-            "waiters": runtime.board._waiters,  # noqa: SLF001 - as above
-            "votes": runtime.driver._votes.said(),  # noqa: SLF001 - as above
-            "brackets": runtime.driver._open_brackets,  # noqa: SLF001 - as above
-        }
-        if runtime.transfers is not None:
-            kept["claims"] = runtime.transfers._vouched  # noqa: SLF001 - as above
-            kept["timers"] = runtime.transfers._timers  # noqa: SLF001 - as above
-        return {name: what for name, what in kept.items() if what}
 
     def _open_stages(self) -> list[str]:
         replica = self._world.replica

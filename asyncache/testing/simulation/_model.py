@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncache.core import AsyncacheError, Coverage, InvariantError, KVLayout, Pool
+from asyncache.core import AsyncacheError, InvariantError
 from asyncache.engine import Gates, KVCache, Request
-from asyncache.testing.simulation._contents import Contents, Era
+from asyncache.testing.simulation._contents import Contents, Era, needed
 from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._laws import Laws, Place, Writing
 
@@ -80,7 +80,7 @@ class Model:
         self._forward_s = forward_s
         self._gate_s = gate_s
         self._pools = [pool.name for pool in device.layout.pools]
-        self._windows = [_window(device.layout, pool) for pool in device.layout.pools]
+        self._layout = device.layout
         self._num_layers = device.layout.pools[0].num_layers
         self._page_tokens = device.layout.page_tokens
         self._rows: dict[Row, None] = {}
@@ -179,9 +179,9 @@ class Model:
                 yield pool, position
 
     def _stands_on(self, work: _Work, pool: int) -> range:
-        """Return the whole pages that a row reads: of windows the trailing ones."""
-        end, window = work.row.start // self._page_tokens, self._windows[pool]
-        return range(0 if window is None else max(0, end - window), end)
+        """Return the whole pages that a row reads."""
+        num_pages = work.row.start // self._page_tokens
+        return needed(self._layout, self._layout.pools[pool], num_pages)
 
     def _meaning(self, work: _Work, pool: int, position: int) -> bytes:
         end = (position + 1) * 4 * self._page_tokens
@@ -219,11 +219,6 @@ class Model:
                 part = slice(layer * size, (layer + 1) * size)
                 if found[part] != wanted[part]:
                     work.row.misread = f"layer {layer} of page {page} of {name!r}"
-
-
-def _window(layout: KVLayout, pool: Pool) -> int | None:
-    is_window = pool.coverage is not Coverage.ALL_PAGES
-    return layout.window_pages(pool) if is_window else None
 
 
 @dataclass(frozen=True, slots=True)

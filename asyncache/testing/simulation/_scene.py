@@ -11,7 +11,7 @@ import anyio
 from asyncache.core import Namespace
 from asyncache.engine import KVCache, Request
 from asyncache.testing.simulation._case import Case
-from asyncache.testing.simulation._contents import Era
+from asyncache.testing.simulation._contents import Era, needed
 from asyncache.testing.simulation._device import SimulatedDevice
 from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._laws import Laws
@@ -149,13 +149,10 @@ class Scene:
         """
         key, stride = packed(tokens), 4 * self.page_tokens
         num_pages = num_tokens // self.page_tokens
+        num_whole = num_computed // self.page_tokens
         for pool in self._case.layout.pools:
-            window = getattr(pool, "window_tokens", None)
-            first = 0
-            if window is not None:
-                num_whole = num_computed // self.page_tokens
-                first = max(0, num_whole - self._case.layout.window_pages(pool))
             table = request.page_table[pool.name]
+            first = needed(self._case.layout, pool, num_whole).start
             for position in range(first, num_pages):
                 page, end = table[position], (position + 1) * stride
                 wanted = self.contents.page(era, key[:end], pool.name)
