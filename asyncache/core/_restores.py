@@ -27,7 +27,7 @@ from asyncache.core._effects import (
     Stop,
 )
 from asyncache.core._hashes import PageHash, hash_pages
-from asyncache.core._loads import begin_load, give_up, prefix_hashes, settle
+from asyncache.core._loads import begin_load, cut, give_up, prefix_hashes, settle
 from asyncache.core._node import Node
 from asyncache.core._reservations import grant, rest_on, restore_limit
 from asyncache.core._state import State
@@ -140,6 +140,15 @@ def agree(state: State, lookup: Lookup, boundary: int) -> None:
 
 
 def _stand_on(state: State, lookup: Lookup, boundary: int) -> None:
+    had = lookup.request.needs
+    _move_to(state, lookup, boundary)
+    # A longer hit has other windows: only this request may have needed those it had.
+    for load in had:
+        if not load.interest:
+            cut(state, load, load.start)
+
+
+def _move_to(state: State, lookup: Lookup, boundary: int) -> None:
     request, tree = lookup.request, state.tree
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: boundary * tree.stride])

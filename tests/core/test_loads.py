@@ -483,6 +483,25 @@ def test_a_load_goes_when_a_cut_elsewhere_leaves_it_without_use():
     cluster.check()
 
 
+def test_a_load_goes_when_who_alone_needs_it_finds_a_longer_hit():
+    """Seed 5018873: other windows stand behind a longer hit, and nobody waits for it."""
+    cluster = gap_cluster()
+    first = begin(cluster, [1] * 13)
+    (gap,) = cluster.first.loads
+    seq = cluster.open([1] * 17)
+    cluster.do("restore", seq)
+    assert cluster.request(seq).hit == 6
+    cluster.do("abort", first)
+    (lookup,) = cluster.first.lookups
+    cluster.answer_lookup(cluster.first, lookup)
+    cluster.step()
+    assert cluster.request(seq).hit == 8
+    cluster.check()
+    land(cluster)
+    assert not cluster.replica.look.is_open(gap)
+    assert cluster.request(seq).hit == 8
+
+
 def test_a_window_over_a_longer_load_lands_in_the_same_verdict():
     """Guards the order in which loads end: with one rank no other verdict comes."""
     cluster = Cluster(WINDOW, num_pages=48, mask_ints=256)

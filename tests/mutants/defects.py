@@ -167,6 +167,17 @@ DEFECTS = [
         "",
     ),
     Defect(
+        "a load goes on whose only restore was agreed on a longer hit",
+        "L3",
+        "core/_restores.py",
+        """\
+    for load in had:
+        if not load.interest:
+            cut(state, load, load.start)
+""",
+        "",
+    ),
+    Defect(
         "a commit that waits for a load is lost when its request ends well",
         "L6",
         "core/_verdicts.py",
