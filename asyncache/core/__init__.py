@@ -77,7 +77,7 @@ from asyncache.core._tokens import (
     content_tokens,
     pack_tokens,
 )
-from asyncache.core._votes import Ballot, Votes
+from asyncache.core._votes import PROTOCOL, Ballot, Votes
 
 __all__ = [
     "FAILED",
@@ -86,6 +86,7 @@ __all__ = [
     "ITEM_BYTES",
     "MAX_TOKEN",
     "PARENT_MISSING",
+    "PROTOCOL",
     "STAGES",
     "TOKEN_BYTES",
     "AbortedError",

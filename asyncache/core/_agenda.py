@@ -265,6 +265,11 @@ class Agenda:
         self._free_slots = list(range(self.num_places - 1, 2 * num_requests - 1, -1))
         self._seq = 0
 
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that are open."""
+        return self.num_requests - len(self._free_requests)
+
     def add_request(self, request: Request) -> None:
         """Open a request.
 

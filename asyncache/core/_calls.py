@@ -115,6 +115,15 @@ class Calls:
         _requests.end_request(self._state, request, aborted=True)
         self._called(b"abort", request)
 
+    def close(self, request: Request) -> None:
+        """Close a request by a call of every rank, in place of a vote.
+
+        One with a commit that waits for its own loads ends when they have.
+        """
+        self._check_open(request)
+        _requests.close_request(self._state, request)
+        self._called(b"close", request)
+
     def forward(self, requests: Sequence[Request]) -> int:
         """Open a bracket around a forward; return its number."""
         for request in requests:

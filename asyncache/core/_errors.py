@@ -19,6 +19,7 @@ page that is missing, late or corrupt is never an error: it makes a hit shorter.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NoReturn
 
 
@@ -50,6 +51,11 @@ class OutOfPagesError(AsyncacheError):
         super().__init__(message)
         self.needed = needed
         self.available = available
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle and copy with the numbers: a process may tell it to another."""
+        make = partial(type(self), needed=self.needed, available=self.available)
+        return (make, self.args)
 
 
 class TooManyRequestsError(AsyncacheError):

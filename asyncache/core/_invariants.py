@@ -217,6 +217,8 @@ def _check_sums(state: State) -> None:
         require(state.slack(pool) >= 0, "promises can be kept", pool, state.slack(pool))
     offloading = sum(isinstance(t, Ready | Offload) for t in state.agenda.open.values())
     require(offloading == state.num_offloading, "offloads are counted", offloading)
+    for seq in state.closing:
+        require(seq in state.parked, "what ends later has a commit parked", seq)
     for seq, request in state.waiting.items():
         require(seq == request.seq and request.lookup is not None, "waiting to restore")
 
@@ -242,6 +244,7 @@ def dump(state: State) -> tuple[object, ...]:
         list(state.agenda.queued),
         list(state.waiting),
         list(state.parked),
+        list(state.closing),
         _serials(state.dirty),
     )
     sums = (

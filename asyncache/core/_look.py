@@ -14,6 +14,8 @@ from asyncache.core._ledger import PageState
 from asyncache.core._stages import Stage
 from asyncache.core._state import State
 
+_MOST_BRACKETS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
@@ -57,8 +59,25 @@ class Look:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to agree on."""
+        """Whether nothing is open, no request and no forward."""
         return not self._state.agenda.open and not self._state.brackets
+
+    @property
+    def needs_verdict(self) -> bool:
+        """Whether ranks have something to agree on; the same on every rank.
+
+        Forwards alone can wait, unless something waits for their end, and there is an
+        end to how many may.
+        """
+        state, agenda = self._state, self._state.agenda
+        if len(agenda.open) > agenda.num_open_requests:
+            return True
+        if not state.bounds.aborts_by_call:
+            return bool(agenda.open or state.brackets)
+        if len(state.brackets) >= _MOST_BRACKETS:
+            return True
+        is_awaited = bool(state.dirty or state.parked)
+        return any(is_awaited or bracket.held for bracket in state.brackets.values())
 
     @property
     def num_moving(self) -> int:
@@ -70,6 +89,11 @@ class Look:
     def is_open(self, seq: int) -> bool:
         """Whether a transaction has not ended."""
         return seq in self._state.agenda.open
+
+    def request(self, seq: int) -> Request | None:
+        """Return an open request by its sequence number."""
+        found = self._state.agenda.open.get(seq)
+        return found if isinstance(found, Request) else None
 
     def match(self, tokens: bytes, *, namespace: Namespace = None) -> int:
         """Return how many leading tokens are resident; the last one never counts."""

@@ -47,7 +47,7 @@ class Replica:
         """Return the slot table of the next step."""
         return cast(self._state)
 
-    def apply(self, ballot: Ballot, verdict: array[int]) -> None:
+    def apply(self, ballot: Ballot, verdict: array[int]) -> bool:
         """Apply what the ranks agreed on.
 
         Args:
@@ -55,10 +55,14 @@ class Replica:
             verdict: Minimum over ranks of ``Votes.fill(ballot)``, shape
                 [ballot.num_ints], int32.
 
+        Returns:
+            Whether every rank goes on with what all of them are at; see
+            ``Votes.going``.
+
         Raises:
-            RankError: If the replicas differ, or a rank has stopped.
+            RankError: If the replicas differ; nothing was changed.
         """
-        _verdicts.apply(self._state, ballot, verdict)
+        return _verdicts.apply(self._state, ballot, verdict)
 
     def take_effects(self) -> list[Effect]:
         """Return what is to be done, in order; it is the caller's now."""

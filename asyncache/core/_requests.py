@@ -220,15 +220,19 @@ def suspend(state: State, request: Request) -> None:
 def end_request(state: State, request: Request, *, aborted: bool) -> None:
     """End a request. An abort commits nothing; what was committed before stays."""
     _release(state, request)
+    state.closing.pop(request.seq, None)
     state.agenda.remove(request)
     for bracket in state.brackets.values():
         bracket.requests.pop(request, None)
     state.effects.append(Ended(request, aborted))
 
 
-def is_parked(request: Request) -> bool:
-    """Whether a commit waits for the request's own loads, which a normal end allows."""
-    return bool(request.needs) and request.want > request.shared
+def close_request(state: State, request: Request) -> None:
+    """End a request normally, once no commit of it waits for its own loads."""
+    if request.needs and request.want > request.shared:
+        state.closing[request.seq] = request
+    else:
+        end_request(state, request, aborted=False)
 
 
 def _start_over(state: State, request: Request) -> None:

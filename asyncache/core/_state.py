@@ -42,6 +42,8 @@ class Bounds:
             are unused, and only while fewer pages than this are free or could be
             evicted without being lost.
         launches: Whether a load starts only with the next call to ``launch``.
+        aborts_by_call: Whether requests end by calls alone: then ranks need not agree
+            on anything for as long as nothing but requests is open.
     """
 
     requests: int = 256
@@ -52,10 +54,11 @@ class Bounds:
     write_threshold: int = 1
     low_water: int = 0
     launches: bool = False
+    aborts_by_call: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "launches":
+            if field.type != "bool":
                 least = int(field.name not in {"write_threshold", "low_water"})
                 check_at_least(least, field.name, getattr(self, field.name))
         if self.offloads >= self.slots:
@@ -121,6 +124,8 @@ class State:
         self.refused: tuple[int, ...] | None = None
         # Requests with a commit that could not be published yet.
         self.parked: dict[int, Request] = {}
+        # Requests that end once no commit of theirs waits for their own loads.
+        self.closing: dict[int, Request] = {}
         # Nodes to be offloaded, oldest first.
         self.dirty: dict[Node, None] = {}
         # Open readies and offloads, by sequence number.

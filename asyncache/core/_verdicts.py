@@ -33,7 +33,7 @@ from asyncache.core._offloads import (
     save_coldest,
     start_offload,
 )
-from asyncache.core._requests import end_request, is_parked
+from asyncache.core._requests import close_request, end_request
 from asyncache.core._restores import agree, end_wait, grant_waiting
 from asyncache.core._state import State
 from asyncache.core._votes import HEADER_INTS, PROTOCOL, Ballot, agreed_boundary
@@ -41,8 +41,12 @@ from asyncache.core._votes import HEADER_INTS, PROTOCOL, Ballot, agreed_boundary
 T = TypeVar("T", bound=Transaction)
 
 
-def apply(state: State, ballot: Ballot, verdict: array[int]) -> None:
-    """Apply the minimum of all ranks' votes on a ballot."""
+def apply(state: State, ballot: Ballot, verdict: array[int]) -> bool:
+    """Apply the minimum of all ranks' votes on a ballot.
+
+    Returns:
+        Whether every rank goes on with what all of them are at.
+    """
     _check_header(verdict)
     state.digest = zlib.crc32(verdict, state.digest)
     state.clock += 1
@@ -60,16 +64,15 @@ def apply(state: State, ballot: Ballot, verdict: array[int]) -> None:
     for ready in news.of(Ready):
         end_ready(state, ready, agreed=bool(news.claim(ready)))
     tend(state)
+    return bool(verdict[4])
 
 
 def _check_header(verdict: array[int]) -> None:
-    protocol, least, negated, _, going = verdict[:HEADER_INTS]
+    protocol, least, negated = verdict[:3]
     if protocol != PROTOCOL:
         raise RankError(f"a rank speaks protocol {protocol}, this one {PROTOCOL}")
     if least != -negated:
         raise RankError(f"ranks differ: digests from {least} to {-negated}")
-    if not going:
-        raise RankError("a rank has stopped")
 
 
 class _Verdict:
@@ -125,8 +128,10 @@ def _end_requests(state: State, news: _Verdict) -> None:
             end_request(state, request, aborted=True)
     publish_parked(state)
     for request in requests:
-        if news.claim(request) and news.is_quiet(request) and not is_parked(request):
-            end_request(state, request, aborted=False)
+        if news.claim(request) and news.is_quiet(request):
+            state.closing[request.seq] = request
+    for seq in sorted(state.closing):
+        close_request(state, state.closing[seq])
 
 
 def tend(state: State) -> None:

@@ -10,10 +10,10 @@ it was cast, whatever has ended or begun since.
 
 ``d`` is the digest of all that this rank's replica was told; the minimum of (d, -d) is
 (d, -d) only if all agree. ``finished`` counts forwards that this rank has finished;
-``going`` is 0 once it has stopped. Places that are empty, or of which a rank has
-nothing to say, vote (NOTHING, 0). Layouts with window pools add a mask: each open
-lookup gets a share of it, in sequence order, and offers boundaries at the smallest
-stride that fits.
+``going`` is 0 once it gives up what all ranks are at, such as a drain. Places that are
+empty, or of which a rank has nothing to say, vote (NOTHING, 0). Layouts with window
+pools add a mask: each open lookup gets a share of it, in sequence order, and offers
+boundaries at the smallest stride that fits.
 """
 
 from __future__ import annotations

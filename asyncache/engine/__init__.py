@@ -15,6 +15,7 @@ from asyncache.engine._observe import (
     TransferFailed,
     TransferKind,
 )
+from asyncache.engine._prompt import Prompt, ScopeId
 from asyncache.engine._reports import StepReport
 from asyncache.engine._request import Hit, Request
 from asyncache.engine._writes import ReadOnly, WriteBack, WriteThrough
@@ -31,8 +32,10 @@ __all__ = [
     "Limits",
     "LoadBatch",
     "Observer",
+    "Prompt",
     "ReadOnly",
     "Request",
+    "ScopeId",
     "Statistics",
     "StepReport",
     "StoreDown",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Literal, TypeVar, assert_never
+from typing import Any, Literal, TypeVar, assert_never
 
 from asyncache.core import (
-    MAX_TOKEN,
     Bounds,
     ClosedError,
     KVLayout,
@@ -19,13 +17,14 @@ from asyncache.core import (
     lru,
 )
 from asyncache.devices import Device
-from asyncache.engine._base_request import BaseRequest, Prompt
+from asyncache.engine._base_request import BaseRequest
+from asyncache.engine._base_scopes import BaseScopes
 from asyncache.engine._gates import Gates, LoadBatch
 from asyncache.engine._limits import Limits
 from asyncache.engine._observe import Observer, Statistics, snapshot
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
-from asyncache.engine._tokens import TokenSource, check_count, pack
+from asyncache.engine._tokens import TokenSource, pack
 from asyncache.engine._writes import ReadOnly, WriteBack, Writes, WriteThrough
 from asyncache.linkers import Linker, StoreLinker
 from asyncache.ranks import Group, SoloGroup
@@ -34,7 +33,7 @@ from asyncache.stores import Store
 R = TypeVar("R", bound=BaseRequest[Any])
 
 
-class BaseCache(ABC, Generic[R]):
+class BaseCache(BaseScopes[R]):
     """The calls that are the same however a loop waits.
 
     Those that only change or look at the state are here; those that wait, such as
@@ -53,15 +52,16 @@ class BaseCache(ABC, Generic[R]):
         policy: Policy = lru,
         writes: Writes | None = None,
         launch: Literal["eager", "batch"] = "eager",
+        barrier: Literal["sync", "pipelined"] = "sync",
+        aborts: Literal["vote", "call"] = "vote",
         observer: Observer | None = None,
     ) -> None:
         if device.layout != layout:
             raise ValueError(f"the device was made for {device.layout}, not {layout}")
-        if launch not in {"eager", "batch"}:
-            raise ValueError(f'launch must be "eager" or "batch", not {launch!r}')
+        _check_mode("launch", launch, "eager", "batch")
+        _check_mode("barrier", barrier, "sync", "pipelined")
+        _check_mode("aborts", aborts, "vote", "call")
         self._group = group or SoloGroup()
-        if self._group.num_ranks != 1:
-            raise ValueError(f"this release runs 1 rank, not {self._group.num_ranks}")
         self._layout = layout
         self._device = device
         self._linker = self._link(store, linker)
@@ -69,10 +69,10 @@ class BaseCache(ABC, Generic[R]):
         self._policy = policy
         self._writes = writes or WriteThrough()
         self._launch = launch
+        self._barrier = barrier
+        self._aborts = aborts
         self._observer = observer
-        self._runtime: Runtime[R] | None = None
         self._is_opened = False
-        self._is_closed = False
 
     def __repr__(self) -> str:
         """Show pages by state."""
@@ -89,15 +89,38 @@ class BaseCache(ABC, Generic[R]):
             raise OrderError("a cache is opened once")
         self._is_opened = True
 
-    def _new_runtime(self, queues: Queues) -> Runtime[R]:
+    def _new_lone_runtime(self, queues: Queues) -> Runtime[R]:
+        """Return what a lone rank runs."""
         return Runtime(
             self._layout,
-            Replica(self._layout, self._device.num_pages, self._bounds(), self._policy),
+            self._new_replica(self._device.num_pages),
             self._linker,
             limits=self._limits,
             observer=self._observer,
             queues=queues,
         )
+
+    def _new_replica(self, num_pages: Mapping[str, int]) -> Replica:
+        return Replica(self._layout, num_pages, self._bounds(), self._policy)
+
+    def _settings(self) -> Mapping[str, object]:
+        """Return what must be the same on every rank."""
+        policy = self._policy
+        return {
+            "layout": self._layout,
+            "limits": self._limits,
+            "policy": f"{policy.__module__}.{policy.__qualname__}",
+            "writes": self._writes,
+            "launch": self._launch,
+            "barrier": self._barrier,
+            "aborts": self._aborts,
+            "having a store": self._linker is not None,
+        }
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there are no ranks to agree with; a group of one agrees with none."""
+        return isinstance(self._group, SoloGroup)
 
     def _bounds(self) -> Bounds:
         threshold, low_water = 0, 0
@@ -114,12 +137,16 @@ class BaseCache(ABC, Generic[R]):
             write_threshold=threshold,
             low_water=low_water,
             launches=self._launch == "batch",
+            aborts_by_call=self._aborts == "call",
         )
 
     def _link(self, store: Store | None, linker: Linker | None) -> Linker | None:
         if store is not None and linker is not None:
             raise ValueError("give a store or a linker, not both")
-        return StoreLinker(store, self._device) if store is not None else linker
+        if store is None:
+            return linker
+        rank, num_ranks = self._group.rank, self._group.num_ranks
+        return StoreLinker(store, self._device, rank=rank, num_ranks=num_ranks)
 
     def _link_late(self, store: Store | None, linker: Linker | None) -> Linker:
         """Return what is to be attached to an open cache that has no store."""
@@ -138,47 +165,7 @@ class BaseCache(ABC, Generic[R]):
         what = f"{num} transfers did not stop" if num else "the store did not close"
         return OrderError(f"{what} within {self._limits.close_s} s")
 
-    @abstractmethod
-    def _new_request(
-        self,
-        runtime: Runtime[R],
-        prompt: Prompt,
-    ) -> R:
-        """Return a request of this face's kind."""
-
-    # Requests.
-
-    def request(
-        self,
-        tokens: TokenSource,
-        *,
-        namespace: Namespace = None,
-        reserve_tokens: int = 0,
-        priority: int = 0,
-    ) -> R:
-        """Return the scope of a new request, to be used in a ``with`` block.
-
-        Args:
-            tokens: The prompt, ids in [0, 2**31), shape [num_tokens], at least one: a
-                sequence of ints, a buffer of integers, or a CPU tensor.
-            namespace: What must not share pages with others, such as a tenant or an
-                adapter. None, "" and b"" are three namespaces.
-            reserve_tokens: Tokens beyond the prompt whose pages are reserved with it.
-            priority: What the ``priority`` policy keeps its pages by.
-
-        Raises:
-            TypeError: If the tokens or the namespace are of another kind.
-            ValueError: If an id or ``reserve_tokens`` is out of range.
-            ClosedError: If the cache is closed.
-        """
-        runtime = self._open_runtime()
-        runtime.check_usable()
-        num_reserve_tokens = check_count("reserve_tokens", reserve_tokens)
-        packed = pack(tokens)
-        runtime.check_namespace(namespace)
-        level = check_count("priority", priority, least=-MAX_TOKEN)
-        prompt = Prompt(packed, namespace, num_reserve_tokens, level)
-        return self._new_request(runtime, prompt)
+    # Forwards.
 
     @contextmanager
     def forward(self, requests: Sequence[R]) -> Iterator[None]:
@@ -215,11 +202,6 @@ class BaseCache(ABC, Generic[R]):
         self._check_ours(requests)
         loads = {load: None for request in requests for load in request._loads()}  # noqa: SLF001 - ours
         return runtime.gates(list(loads))
-
-    def _check_ours(self, requests: Sequence[R]) -> None:
-        for request in requests:
-            if request._runtime is not self._runtime:  # noqa: SLF001 - ours
-                raise ValueError(f"{request!r} is of another cache")
 
     def match_nowait(self, tokens: TokenSource, *, namespace: Namespace = None) -> int:
         """Return how many leading tokens are resident now; changes nothing."""
@@ -282,7 +264,8 @@ class BaseCache(ABC, Generic[R]):
         if self._runtime is not None:
             self._runtime.replica.look.check_invariants()
 
-    def _open_runtime(self) -> Runtime[R]:
-        if self._runtime is None or self._is_closed:
-            raise ClosedError("the cache is closed" if self._is_closed else "not open")
-        return self._runtime
+
+def _check_mode(name: str, value: str, *modes: str) -> None:
+    if value not in modes:
+        one_of = " or ".join(f'"{mode}"' for mode in modes)
+        raise ValueError(f"{name} must be {one_of}, not {value!r}")

@@ -11,122 +11,26 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self
 
 from asyncache.core import (
     AbortedError,
     AsyncacheError,
     ClosedError,
-    Namespace,
     OrderError,
+    RankError,
     RequestState as State,
 )
-from asyncache.engine._gates import Gates, Progress
+from asyncache.engine._base_hit import BaseHit, Landing, S
+from asyncache.engine._gates import Progress
+from asyncache.engine._prompt import Prompt
 from asyncache.engine._tokens import TokenSource, check_count, pack
 
 if TYPE_CHECKING:
     from asyncache.engine._runtime import Runtime
-
-
-class Signal(Protocol):
-    """Something that happens once: an event of the face's own kind."""
-
-    def set(self) -> object:
-        """Say that it has happened."""
-
-    def is_set(self) -> bool:
-        """Whether it has happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What a request is opened with, all of it checked."""
-
-    tokens: bytes
-    namespace: Namespace = None
-    num_reserve_tokens: int = 0
-    priority: int = 0
-
-
-S = TypeVar("S", bound=Signal)
-
-
-class Landing(Generic[S]):
-    """How far a restore has come: written by its request, read through its hit."""
-
-    __slots__ = ("agreed", "loads", "num_device_tokens", "settled")
-
-    def __init__(self, signal: Callable[[], S]) -> None:
-        self.agreed = signal()
-        self.settled = signal()
-        self.loads: list[Progress] = []
-        self.num_device_tokens = 0
-
-    def settle(self) -> None:
-        """Take note that nothing of it will change any more."""
-        self.agreed.set()
-        self.settled.set()
-
-
-class BaseHit(ABC, Generic[S]):
-    """The leading tokens of a prompt that need no computing."""
-
-    def __init__(
-        self,
-        landing: Landing[S],
-        *,
-        num_tokens: Callable[[Landing[S]], int],
-        gates: Callable[[list[Progress]], Gates],
-        check_open: Callable[[], object],
-    ) -> None:
-        self._landing = landing
-        self._num_tokens = num_tokens
-        self._gates = gates
-        self._check_open = check_open
-
-    def __repr__(self) -> str:
-        """Show how long the hit is and whether it is final."""
-        state = "settled" if self.settled else "provisional"
-        return f"<Hit {self.num_tokens} tokens, {state}>"
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the hit, a multiple of ``page_tokens`` below the prompt's length.
-
-        It may sink until the hit is settled, in any call, and the pages above it go
-        with it; never afterwards. But a hit that was given back, by
-        :meth:`BaseRequest.suspend` or for another restore, is 0.
-        """
-        return self._num_tokens(self._landing)
-
-    @property
-    def device_tokens(self) -> int:
-        """Tokens of it that were resident when the restore was agreed."""
-        return min(self._landing.num_device_tokens, self.num_tokens)
-
-    @property
-    def settled(self) -> bool:
-        """Whether all of it has landed, or its end has come."""
-        return self._landing.settled.is_set()
-
-    @property
-    def gates(self) -> Gates:
-        """The gates of its layers, for a forward that starts before it is settled.
-
-        Take them for each forward: a hit that sank may stand on other loads.
-        """
-        return self._gates(self._landing.loads)
-
-    @abstractmethod
-    def wait(self) -> object:
-        """Wait until the hit is settled, at most until the restore's deadline.
-
-        Raises:
-            ClosedError: If the request ended meanwhile.
-        """
 
 
 class BaseRequest(ABC, Generic[S]):
@@ -145,8 +49,13 @@ class BaseRequest(ABC, Generic[S]):
         self._runtime = runtime
         self._prompt = prompt
         self._state: State | None = None
+        self._is_entered = False
+        self._is_left = False
         self._end: AsyncacheError | None = None
         self._landing: Landing[S] | None = None
+        self._admitted: S | None = None
+        """Set once it is admitted or over; there if it had to wait for that."""
+        self._while_stepping: Callable[[S], Awaitable[None]] | None = None
 
     def __repr__(self) -> str:
         """Show what the request holds."""
@@ -162,14 +71,18 @@ class BaseRequest(ABC, Generic[S]):
     def __enter__(self) -> Self:
         """Open the request; it holds nothing yet.
 
+        With several ranks it waits for the loop to admit it: see ``cache.waiting()``.
+
         Raises:
             OrderError: If the scope was entered before.
             TooManyRequestsError: If ``Limits.requests`` are open.
             OutOfPagesError: If the prompt can never fit the pool.
         """
-        if self._state is not None:
+        if self._is_entered:
             raise OrderError("a request's scope is entered once")
-        self._state = self._runtime.open(self, self._prompt)
+        if self._state is None:
+            self._runtime.enter(self, self._prompt)
+        self._is_entered = True
         return self
 
     def __exit__(
@@ -181,12 +94,22 @@ class BaseRequest(ABC, Generic[S]):
         self._finish(aborted=kind is not None)
 
     def __del__(self) -> None:
-        if self._state is not None and self._end is None:
+        if self._state is not None and self._end is None and not self._is_left:
             # First, for a warning may be an error.
             self._runtime.abandon(self._state)
             warnings.warn(f"{self!r} was never left", ResourceWarning, stacklevel=2)
 
     # What it is now.
+
+    @property
+    def id(self) -> int:
+        """Its number, the same on every rank; no other request of the cache has it."""
+        return self._open_state().seq
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls on it are legal: it was admitted, and has not ended."""
+        return self._state is not None and self._end is None
 
     @property
     def num_tokens(self) -> int:
@@ -303,7 +226,25 @@ class BaseRequest(ABC, Generic[S]):
         self._settle_hit()
         self._landing = None
 
+    def restore_nowait(self, *, deadline_s: float | None = None) -> BaseHit[S]:
+        """Begin to restore, and return at once; steps and waits carry it on.
+
+        Until the hit is ``agreed``, the request can neither extend nor truncate.
+
+        Args:
+            deadline_s: As for :meth:`restore`.
+
+        Raises:
+            OrderError: If the request has computed already, or restores at this moment.
+            OutOfPagesError: If the tokens appended by now can never fit the pool.
+        """
+        return self._hit(self._begin_restore(deadline_s))
+
     # What the two faces of restore() are made of.
+
+    @abstractmethod
+    def _hit(self, landing: Landing[S]) -> BaseHit[S]:
+        """Return a hit of this face's kind."""
 
     @abstractmethod
     def _signal(self) -> S:
@@ -327,6 +268,30 @@ class BaseRequest(ABC, Generic[S]):
 
     # Called by the cache and its runtime.
 
+    def _told_waiting(
+        self, prompt: Prompt, while_stepping: Callable[[S], Awaitable[None]]
+    ) -> None:
+        self._prompt, self._admitted = prompt, self._signal()
+        self._while_stepping = while_stepping
+
+    def _told_absent(self) -> None:
+        """Take note that its scope is another rank's, which is all that can end it."""
+        self._is_left = True
+
+    def _told_opened(self, state: State) -> None:
+        self._state = state
+        self._told_admitted()
+
+    def _told_admitted(self) -> None:
+        if self._admitted is not None:
+            self._admitted.set()
+
+    def _told_late(self, error: RankError) -> None:
+        """Take note that nobody steps: whoever waits for the hit need not wait on."""
+        if self._landing is not None:
+            self._landing.error = error
+            self._landing.settle()
+
     def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
         landing = self._landing
         assert landing is not None
@@ -346,15 +311,19 @@ class BaseRequest(ABC, Generic[S]):
     def _told_ended(self, error: AsyncacheError) -> None:
         if self._end is None:
             self._end = error
+        self._told_admitted()
         self._settle_hit()
 
     def _loads(self) -> list[Progress]:
         return [] if self._landing is None else self._landing.loads
 
-    def _finish(self, *, aborted: bool) -> None:
-        if self._state is not None and self._end is None:
-            self._end = ended(aborted=aborted)
-            self._runtime.finish(self._state, aborted=aborted)
+    def _finish(self: Self, *, aborted: bool) -> None:
+        if self._end is None and not self._is_left:
+            self._is_left = True
+            if self._runtime.is_alone:
+                # Else it is open, here as on the other ranks, until all have agreed.
+                self._end = ended(aborted=aborted)
+            self._runtime.leave(self, aborted=aborted)
 
     def _hit_tokens(self, landing: Landing[S] | None) -> int:
         if self._state is None or landing is not self._landing:
@@ -363,9 +332,14 @@ class BaseRequest(ABC, Generic[S]):
 
     def _open_state(self) -> State:
         if self._end is not None:
-            raise type(self._end)(str(self._end))
+            # A copy: each that is raised gathers a traceback.
+            raise copy(self._end)
         if self._state is None:
-            raise OrderError("use the request in a with block")
+            raise OrderError(
+                "the loop has yet to admit the request"
+                if self._is_entered
+                else "use the request in a with block"
+            )
         return self._state
 
 

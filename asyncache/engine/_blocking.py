@@ -10,12 +10,12 @@ import warnings
 from types import TracebackType
 from typing import Self
 
-from asyncache.core import ClosedError, Namespace
+from asyncache.core import ClosedError, Namespace, OrderError
 from asyncache.engine._base_cache import BaseCache
-from asyncache.engine._base_request import Prompt
 from asyncache.engine._blocking_request import BlockingRequest
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._loop_thread import LoopThread
+from asyncache.engine._prompt import Prompt
 from asyncache.engine._reports import StepReport
 from asyncache.engine._runtime import Runtime
 from asyncache.engine._tokens import TokenSource
@@ -42,17 +42,18 @@ class BlockingCache(BaseCache[BlockingRequest]):
         store: Where pages go and come from; opened and closed by the cache. None: only
             what is resident is reused.
         linker: In place of a store, something that moves pages in its own way.
-        group: The ranks of the model. This release runs one.
+        group: None, or a :class:`SoloGroup`: this face runs one rank.
         limits: Every bound.
         policy: Which unused prefix is evicted first, a sort key over tree leaves.
         writes: When pages are offloaded.
         launch: "eager" or "batch", as for :class:`KVCache`.
+        barrier: Nothing to one rank, and so is ``aborts``.
         observer: Gets every event, in the thread of the loop. It may call the cache,
             but nothing that waits.
 
     Raises:
         ValueError: If the device was made for another layout, both a store and a
-            linker are given, or the group has more ranks than one.
+            linker are given, or a mode is unknown.
     """
 
     _queues: TwoThreads | None = None
@@ -68,9 +69,11 @@ class BlockingCache(BaseCache[BlockingRequest]):
             StoreError: If the store cannot be used at all.
         """
         self._begin_open()
+        if not self._is_alone:
+            raise OrderError("a BlockingCache has no group: it runs one rank")
         # From here on close() can wait for what open() did not.
         self._queues = queues = TwoThreads()
-        runtime = self._new_runtime(queues)
+        runtime = self._new_lone_runtime(queues)
         queues.serve(runtime.driver)
         if self._linker is not None and runtime.transfers is not None:
             try:

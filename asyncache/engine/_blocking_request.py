@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from asyncache.engine._base_request import BaseHit, BaseRequest, Landing, Prompt
+from asyncache.engine._base_hit import BaseHit, Landing
+from asyncache.engine._base_request import BaseRequest
 from asyncache.engine._gates import Gates, Progress
 from asyncache.engine._limits import check_deadline
+from asyncache.engine._prompt import Prompt
 from asyncache.engine._runtime import Runtime
 from asyncache.engine._two_threads import TwoThreads
 
@@ -32,11 +34,6 @@ class BlockingHit(BaseHit[threading.Event]):
         )
         self._queues = queues
 
-    @property
-    def agreed(self) -> bool:
-        """Whether room was found and the store has answered; before, it is 0 tokens."""
-        return self._landing.agreed.is_set()
-
     def wait(self, *, timeout_s: float | None = None) -> Self:
         """Do as :meth:`BaseHit.wait`, for so many seconds: :attr:`settled` tells more.
 
@@ -48,7 +45,7 @@ class BlockingHit(BaseHit[threading.Event]):
         """
         after_s = check_deadline("timeout_s", timeout_s, math.inf)
         self._queues.wait(self._landing.settled.is_set, time.monotonic() + after_s)
-        self._check_open()
+        self._check()
         return self
 
 
@@ -88,17 +85,7 @@ class BlockingRequest(BaseRequest[threading.Event]):
         return self._hit(landing)
 
     def restore_nowait(self, *, deadline_s: float | None = None) -> BlockingHit:
-        """Begin to restore, and return at once; steps and waits carry it on.
-
-        Until the hit is ``agreed``, the request can neither extend nor truncate.
-
-        Args:
-            deadline_s: As for :meth:`restore`.
-
-        Raises:
-            OrderError: If the request has computed already, or restores at this moment.
-            OutOfPagesError: If the tokens appended by now can never fit the pool.
-        """
+        """Do as :meth:`BaseRequest.restore_nowait`."""
         return self._hit(self._begin_restore(deadline_s))
 
     def _hit(self, landing: Landing[threading.Event]) -> BlockingHit:

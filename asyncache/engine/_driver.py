@@ -4,24 +4,29 @@ Synchronous, and lives in the thread of the step loop. Plans go out to the trans
 through :class:`Plans`; votes come in through :meth:`Driver.vote`, which is all that a
 transfer, a clock or a client may ever do to the state.
 
-With one rank there is nothing to wait for: :meth:`Driver.settle` applies votes until
-none is left. It runs at the end of each call, once by ``call_soon`` after votes from
-elsewhere, and never nested, so no effect ever finds the core half-way through a change.
+A lone rank has nothing to wait for: :meth:`Driver.settle` applies votes until none is
+left. It runs at the end of each call, once by ``call_soon`` after votes from elsewhere,
+and never nested, so no effect ever finds the core half-way through a change. With a
+group, votes wait for the barrier: :meth:`Driver.cast`, a minimum over all ranks,
+:meth:`Driver.conclude`.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from asyncache.core import (
     AskStore,
+    Ballot,
     Ended,
     Fact,
     InvariantError,
     OfferOffload,
     OrderError,
+    RankError,
     Replica,
     RequestState as Request,
     Restored,
@@ -37,6 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Told = Restored | Settled | Shortened | Ended
 Started = AskStore | StartLoad | StartOffload | OfferOffload | Stop
+Failure = InvariantError | RankError
 
 
 class Plans(Protocol):
@@ -55,8 +61,9 @@ class Driver:
         tell_request: Gets what happens to requests.
         tell_observer: Gets facts; runs last, and may call back.
         on_settled: Called when nothing is left to apply.
-        on_failed: Called once, with the bug that ended it all.
+        on_failed: Called once, with what ended it all.
         wake: Arranges that :meth:`settle` is called soon in the driver's thread.
+        is_alone: Whether there are no other ranks to agree with.
     """
 
     def __init__(
@@ -67,8 +74,9 @@ class Driver:
         tell_request: Callable[[Told], None],
         tell_observer: Callable[[Fact], None],
         on_settled: Callable[[], None],
-        on_failed: Callable[[InvariantError], None],
+        on_failed: Callable[[Failure], None],
         wake: Callable[[], None],
+        is_alone: bool = True,
     ) -> None:
         self.replica = replica
         self._plans = plans
@@ -77,16 +85,19 @@ class Driver:
         self._on_settled = on_settled
         self._on_failed = on_failed
         self._wake = wake
+        self._is_alone = is_alone
         self._votes = Votes()
         self._is_fresh = False
         self._is_settling = False
+        self._verdict: tuple[Ballot, array[int]] | None = None
+        self._goes_on = True
         self.is_in_core = False
         """Whether the core is half-way through a change: only the garbage collector,
         or a policy that calls back, can find it so."""
         self._facts: deque[Fact] = deque()
         self._open_brackets: dict[int, None] = {}
         self._last_bracket = 0
-        self.failure: InvariantError | None = None
+        self.failure: Failure | None = None
         self.num_late = 0
 
     @property
@@ -107,7 +118,7 @@ class Driver:
         try:
             result = method(*args, **kwargs)
         except InvariantError as error:
-            self._fail(error)
+            self.fail(error)
             raise
         finally:
             self.is_in_core = False
@@ -121,9 +132,11 @@ class Driver:
         self._last_bracket = number
         return number
 
-    def _fail(self, error: InvariantError) -> None:
-        self.failure = error
-        self._on_failed(error)
+    def fail(self, error: Failure) -> None:
+        """Let nothing change any more; only the first failure counts."""
+        if self.failure is None:
+            self.failure = error
+            self._on_failed(error)
 
     # Votes: what this rank learns by itself.
 
@@ -169,19 +182,19 @@ class Driver:
     # The one door through which verdicts are applied.
 
     def settle(self) -> None:
-        """Apply votes and carry out effects until there is nothing left."""
+        """Apply a lone rank's votes and carry out effects until nothing is left."""
         if self._is_settling or self.is_in_core or self.failure is not None:
             return
         self._is_settling = True
         try:
             self._settle()
-        except InvariantError as error:
+        except (InvariantError, RankError) as error:
             # The embedder's task is not to blame: the next call of anyone raises this.
-            self._fail(error)
+            self.fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a bug of ours
             bug = InvariantError(f"a verdict or its effects raised {error!r}")
             bug.__cause__ = error
-            self._fail(bug)
+            self.fail(bug)
         finally:
             self._is_settling = False
         self._on_settled()
@@ -189,24 +202,29 @@ class Driver:
     def _settle(self) -> None:
         while self.failure is None:
             self._carry_out()
-            if self._is_fresh:
-                self._apply()
+            if self._is_fresh and self._is_alone:
+                self._is_fresh = False
+                ballot = self.replica.ballot()
+                self._apply(ballot, self._votes.fill(ballot))
+            elif self._verdict is not None:
+                verdict, self._verdict = self._verdict, None
+                self._goes_on = self._apply(*verdict)
             elif self._facts:
                 # Observers last, and one at a time, for they may have more to say.
                 self._tell_observer(self._facts.popleft())
             else:
                 return
 
-    def _apply(self) -> None:
-        self._is_fresh, self.is_in_core = False, True
+    def _apply(self, ballot: Ballot, verdict: array[int]) -> bool:
+        self.is_in_core = True
         try:
-            ballot = self.replica.ballot()
-            self.replica.apply(ballot, self._votes.fill(ballot))
+            goes_on = self.replica.apply(ballot, verdict)
             for seq in self._votes.said():
                 if not self.replica.look.is_open(seq):
                     self._votes.forget(seq)
         finally:
             self.is_in_core = False
+        return goes_on
 
     def _carry_out(self) -> None:
         for effect in self.replica.take_effects():
@@ -216,3 +234,23 @@ class Driver:
                 self._tell_request(effect)
             else:
                 self._plans.start(effect)
+
+    # Several ranks: between a ballot and its verdict lies a minimum over all of them.
+
+    def cast(self, *, goes_on: bool) -> tuple[Ballot, array[int]]:
+        """Return this rank's ballot and vote; see ``Votes.going`` for ``goes_on``."""
+        self._is_fresh = False
+        self._votes.going = goes_on
+        ballot = self.replica.ballot()
+        return ballot, self._votes.fill(ballot)
+
+    def conclude(self, ballot: Ballot, verdict: array[int]) -> bool:
+        """Apply what all ranks agreed on; return whether all of them go on."""
+        self._verdict = (ballot, verdict)
+        self.settle()
+        return self._goes_on
+
+    @property
+    def has_news(self) -> bool:
+        """Whether this rank has learnt something since it last cast."""
+        return self._is_fresh

@@ -29,6 +29,10 @@ class Limits:
         breaker_failures: Transfers that must fail in a row before the store is left
             alone for ``breaker_s``: lookups miss at once, offloads wait.
         breaker_s: Seconds until a store that failed, or is full, is tried again.
+        step_s: Seconds without a step after which nobody waits any longer for one that
+            agrees on what is due; with several ranks.
+        barrier_s: Seconds that a rank waits for the slowest one's part, from its own
+            call on, before all is over. More than ranks are ever apart.
 
     Raises:
         ValueError: If a bound is not positive, not finite, or against another.
@@ -47,6 +51,8 @@ class Limits:
     retry_s: float = 0.25
     breaker_failures: int = 3
     breaker_s: float = 5.0
+    step_s: float = 5.0
+    barrier_s: float = 10.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -58,7 +64,12 @@ class Limits:
             )
 
     def bounds(
-        self, *, write_threshold: int, low_water: int = 0, launches: bool = False
+        self,
+        *,
+        write_threshold: int,
+        low_water: int = 0,
+        launches: bool = False,
+        aborts_by_call: bool = False,
     ) -> Bounds:
         """Return the part that the core keeps, with what else it has to know."""
         return Bounds(
@@ -70,6 +81,7 @@ class Limits:
             write_threshold=write_threshold,
             low_water=low_water,
             launches=launches,
+            aborts_by_call=aborts_by_call,
         )
 
 

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from asyncache.core import Fact, FactKind, ReplicaStatistics
+from asyncache.engine._queues import Queues
 
 
 class TransferKind(Enum):
@@ -171,3 +172,29 @@ class Statistics:
 def snapshot(counters: Counters) -> Counters:
     """Return a copy that no longer changes."""
     return Counters(**{f.name: getattr(counters, f.name) for f in fields(counters)})
+
+
+class Teller:
+    """Tells events to whom they concern; what an observer raises is its own affair."""
+
+    def __init__(
+        self, observer: Observer | None, queues: Queues, counters: Counters
+    ) -> None:
+        self._observer = observer
+        self._queues = queues
+        self._counters = counters
+
+    def pass_on(self, event: Event) -> None:
+        """Tell an event from where the transfers live."""
+        self._queues.into(self.tell, event)
+
+    def tell(self, event: Event) -> None:
+        """Tell an event; in the driver's thread."""
+        if isinstance(event, TransferFailed):
+            self._counters.transfers_failed += 1
+        if self._observer is None:
+            return
+        try:
+            self._observer.on_event(event)
+        except Exception as error:  # noqa: BLE001 - foreign code, told to the loop
+            self._queues.complain("a cache observer failed", error)

@@ -16,9 +16,7 @@ from asyncache.core import (
     ClosedError,
     Ended,
     Fact,
-    InvariantError,
     KVLayout,
-    Namespace,
     Replica,
     RequestState as State,
     Restored,
@@ -26,21 +24,21 @@ from asyncache.core import (
     Shortened,
     StartLoad,
     Stop,
-    root_hash,
 )
-from asyncache.engine._base_request import BaseRequest, Prompt, Signal, ended
-from asyncache.engine._driver import Driver, Started, Told
+from asyncache.engine._base_hit import Signal
+from asyncache.engine._base_request import BaseRequest, ended
+from asyncache.engine._driver import Driver, Failure, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
 from asyncache.engine._observe import (
     Counters,
-    Event,
     Observer,
     Stage,
-    TransferFailed,
+    Teller,
     TransferKind,
 )
+from asyncache.engine._prompt import Prompt
 from asyncache.engine._queues import PostedVotes, Queues, Timer
 from asyncache.engine._reports import Reports
 from asyncache.engine._transfers import Transfers
@@ -53,6 +51,9 @@ Q = TypeVar("Q", bound=BaseRequest[Any])
 
 class Runtime(Generic[Q]):
     """One open cache: lives from its opening to its close, in one thread."""
+
+    is_alone = True
+    """Whether there are no other ranks: then all is agreed as it happens."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Runtime(Generic[Q]):
         self.pool_names = [pool.name for pool in layout.pools]
         self.counters = Counters()
         self._page_bytes = sum(layout.space(pool).page_bytes for pool in layout.pools)
-        self._observer = observer
+        self._teller = Teller(observer, queues, self.counters)
         self._requests: WeakValueDictionary[int, Q] = WeakValueDictionary()
         self._deadlines: dict[int, Timer] = {}
         self._given_up: dict[int, Stage] = {}
@@ -83,7 +84,7 @@ class Runtime(Generic[Q]):
         self.reports: Reports[Q] = Reports()
         self.is_closed = False
         self.board = Board(limits.gate_s, queues, self._gate_timed_out)
-        self.health = Health(limits, queues.clock, self._pass_on)
+        self.health = Health(limits, queues.clock, self._teller.pass_on)
         self.driver = Driver(
             replica,
             plans=self,
@@ -92,6 +93,7 @@ class Runtime(Generic[Q]):
             on_settled=self._settled,
             on_failed=self._failed,
             wake=self._wake,
+            is_alone=self.is_alone,
         )
         self.transfers = None if linker is None else self.new_transfers(linker)
 
@@ -102,7 +104,7 @@ class Runtime(Generic[Q]):
             votes=PostedVotes(self.queues, self.driver),
             board=self.board,
             health=self.health,
-            tell=self._pass_on,
+            tell=self._teller.pass_on,
         )
 
     # Calls.
@@ -126,10 +128,6 @@ class Runtime(Generic[Q]):
         if self.is_closed:
             raise ClosedError("the cache is closed")
 
-    def check_namespace(self, namespace: Namespace) -> None:
-        """Raise what opening a request in this namespace would raise."""
-        root_hash(self._layout, namespace)
-
     def start(self, plan: Started) -> None:
         """Hand a plan to the transfers; without a store, only a stop can be late."""
         if self.transfers is None:
@@ -141,11 +139,11 @@ class Runtime(Generic[Q]):
 
     # Requests.
 
-    def open(
-        self,
-        request: Q,
-        prompt: Prompt,
-    ) -> State:
+    def enter(self, request: Q, prompt: Prompt) -> None:
+        """Open a scope's request."""
+        self._open(request, prompt)
+
+    def _open(self, request: Q, prompt: Prompt) -> None:
         """Open a request in the core."""
         state = self.call(
             self.replica.calls.open,
@@ -155,7 +153,7 @@ class Runtime(Generic[Q]):
             priority=prompt.priority,
         )
         self._requests[state.seq] = request
-        return state
+        request._told_opened(state)  # noqa: SLF001 - scope and runtime are one
 
     def restore(self, state: State, deadline_s: float | None) -> None:
         """Begin a restore, with a clock that ends it."""
@@ -180,6 +178,10 @@ class Runtime(Generic[Q]):
         elif any(load.started for load in state.needs):
             self.queues.out(self.health.failed, TransferKind.LOAD)
         self.give_up(state)
+        self._gave_up(state)
+
+    def _gave_up(self, state: State) -> None:
+        """Do what else a deadline brings about: here, all is over by now."""
 
     def give_up(self, state: State) -> None:
         """Settle a restore on what there is: a vote, and the clock's only power."""
@@ -200,8 +202,13 @@ class Runtime(Generic[Q]):
         self._late.discard(state.seq)
         self._cancel_deadline(state)
 
+    def leave(self, request: Q, *, aborted: bool) -> None:
+        """End the scope of a request."""
+        if request._state is not None:  # noqa: SLF001 - scope and runtime are one
+            self.finish(request._state, aborted=aborted)  # noqa: SLF001 - as above
+
     def finish(self, state: State, *, aborted: bool) -> None:
-        """End a request: a vote, applied before this returns.
+        """End a request's scope: a vote, with one rank applied before this returns.
 
         Unless a scope that nobody holds any more is ended by the garbage collector, in
         another thread or while the core is at work: then it is applied soon.
@@ -218,6 +225,10 @@ class Runtime(Generic[Q]):
             if stage is Stage.OPENED:
                 stage = self._given_up.get(state.seq, stage)
             self.counters.count_abort(stage)
+        self._end_scope(state, aborted=aborted)
+
+    def _end_scope(self, state: State, *, aborted: bool) -> None:
+        if aborted:
             self.driver.sink(state.seq, 0)
         # Its clock goes on if a commit still waits for its loads.
         self.driver.quiet(state.seq)
@@ -237,14 +248,18 @@ class Runtime(Generic[Q]):
 
     def close(self) -> None:
         """Abort every open request, and let nobody wait any longer."""
-        for request in list(self._requests.values()):
+        for request in self._open_requests():
             request._finish(aborted=True)  # noqa: SLF001 - scope and runtime are one
         self._end_waits()
         self.is_closed = True
 
-    def _failed(self, error: InvariantError) -> None:
+    def _open_requests(self) -> list[Q]:
+        """Return all whose scopes have not ended, and maybe some more."""
+        return list(self._requests.values())
+
+    def _failed(self, error: Failure) -> None:
         """End everything that waits for a replica that will not change any more."""
-        for request in list(self._requests.values()):
+        for request in self._open_requests():
             request._told_ended(error)  # noqa: SLF001 - scope and runtime are one
         self._end_waits()
 
@@ -314,12 +329,12 @@ class Runtime(Generic[Q]):
                 self._cancel_deadline(state)
                 if request is not None:
                     request._settle_hit()  # noqa: SLF001 - scope and runtime are one
-                    self.reports.landed(request)
+                    self.reports.note("landed", request)
             case Shortened():
                 self.counters.shortened += 1
                 if request is not None:
                     request._told_shortened(self._loads(state))  # noqa: SLF001 - as above
-                    self.reports.shortened(request)
+                    self.reports.note("shortened", request)
             case Ended(aborted=aborted):
                 self._ended(state, request, aborted=aborted)
             case _:
@@ -332,6 +347,7 @@ class Runtime(Generic[Q]):
         self.counters.store_tokens += hit * self.page_tokens - device_tokens
         if request is not None:
             request._told_restored(device_tokens, self._loads(state))  # noqa: SLF001 - as above
+            self.reports.note("agreed", request)
         if state.seq in self._late:
             self._late.discard(state.seq)
             if state.wait is not None:
@@ -351,26 +367,12 @@ class Runtime(Generic[Q]):
             self.counters.closed += 1
         if request is not None:
             request._told_ended(ended(aborted=aborted))  # noqa: SLF001 - as above
-            self.reports.ended(request)
+            self.reports.ended(request, aborted=aborted)
 
     def _told_fact(self, fact: Fact) -> None:
         self.counters.count(fact, self._page_bytes)
         self.reports.count(fact)
-        self._tell(fact)
-
-    def _pass_on(self, event: Event) -> None:
-        self.queues.into(self._tell, event)
-
-    def _tell(self, event: Event) -> None:
-        """Tell the observer; what it raises is its own affair."""
-        if isinstance(event, TransferFailed):
-            self.counters.transfers_failed += 1
-        if self._observer is None:
-            return
-        try:
-            self._observer.on_event(event)
-        except Exception as error:  # noqa: BLE001 - foreign code, told to the loop
-            self.queues.complain("a cache observer failed", error)
+        self._teller.tell(fact)
 
 
 def _stage(state: State) -> Stage:

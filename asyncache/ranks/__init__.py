@@ -1,6 +1,7 @@
 """Ranks agree: one minimum over int32 vectors a step."""
 
 from asyncache.ranks._abc import Group
+from asyncache.ranks._local import LocalGroup
 from asyncache.ranks._solo import SoloGroup
 
-__all__ = ["Group", "SoloGroup"]
+__all__ = ["Group", "LocalGroup", "SoloGroup"]

@@ -484,7 +484,7 @@ def test_a_load_goes_when_a_cut_elsewhere_leaves_it_without_use():
 
 
 def test_a_load_goes_when_who_alone_needs_it_finds_a_longer_hit():
-    """Seed 5018873: other windows stand behind a longer hit, and nobody waits for it."""
+    """Seed 5018873: behind a longer hit stand other windows."""
     cluster = gap_cluster()
     first = begin(cluster, [1] * 13)
     (gap,) = cluster.first.loads

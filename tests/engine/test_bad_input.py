@@ -14,7 +14,6 @@ import torch
 from asyncache.core import AttentionPool, ClosedError, KVLayout, OrderError
 from asyncache.devices import CpuDevice
 from asyncache.engine import KVCache, Limits, WriteThrough
-from asyncache.ranks import SoloGroup
 from tests.engine.scene import (
     LAYOUT,
     PAGE,
@@ -290,7 +289,7 @@ async def test_a_cache_that_is_not_open_says_so():
     await cache.aclose()
 
 
-def test_a_device_of_another_layout_or_a_group_of_two_is_refused():
+def test_a_device_of_another_layout_is_refused():
     other = KVLayout(
         model="scene",
         page_tokens=PAGE,
@@ -298,12 +297,6 @@ def test_a_device_of_another_layout_or_a_group_of_two_is_refused():
     )
     with pytest.raises(ValueError, match="the device was made for KVLayout"):
         KVCache(LAYOUT, device=CpuDevice(other, 4))
-
-    class Pair(SoloGroup):
-        num_ranks = 2
-
-    with pytest.raises(ValueError, match="1 rank, not 2"):
-        KVCache(LAYOUT, device=CpuDevice(LAYOUT, 4), group=Pair())
 
 
 @pytest.mark.parametrize("name", ["requests", "slots", "offload_attempts", "restore_s"])

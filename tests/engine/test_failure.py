@@ -112,7 +112,7 @@ async def test_a_verdict_that_breaks_a_law_ends_every_wait(error):
 async def test_leaving_a_scope_or_a_bracket_of_a_failed_cache_raises_nothing():
     async with scene(check=False) as view:
         with view.cache.request(TOKENS) as request, view.cache.forward([request]):
-            view.cache._runtime.driver._fail(InvariantError("a law"))
+            view.cache._runtime.driver.fail(InvariantError("a law"))
         with pytest.raises(InvariantError, match="a law"):
             request.extend(1)
         assert "InvariantError" in repr(request)

@@ -180,9 +180,13 @@ DEFECTS = [
     Defect(
         "a commit that waits for a load is lost when its request ends well",
         "L6",
-        "core/_verdicts.py",
-        " and news.is_quiet(request) and not is_parked(request):",
-        " and news.is_quiet(request) | is_parked(request):",
+        "core/_requests.py",
+        """\
+    if request.needs and request.want > request.shared:
+        state.closing""",
+        """\
+    if request.needs and request.want < 0:
+        state.closing""",
     ),
     Defect(
         "page ids of a request change when others have shared the same tokens",
@@ -765,6 +769,7 @@ DEFECTS = [
         "L3",
         "engine/_runtime.py",
         """\
+        if aborted:
             self.driver.sink(state.seq, 0)
         # Its""",
         """\
@@ -804,14 +809,14 @@ DEFECTS = [
     Defect(
         "a second cancellation of aclose() leaves transfers behind",
         "L10",
-        "engine/_cache.py",
-        "while not home.done() and loop.time() < until:",
-        "if not home.done():",
+        "engine/_patience.py",
+        "while not task.done() and loop.time() < until:",
+        "if not task.done():",
     ),
     Defect(
         "an attach that was cancelled leaves a store attached",
         "L3",
-        "engine/_cache.py",
+        "engine/_life.py",
         """\
             self._forget(runtime, transfers)
             if""",

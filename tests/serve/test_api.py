@@ -312,7 +312,7 @@ async def test_the_health_tells_why_nothing_is_served(tmp_path):
         client = await ask(front.port)
         await here.model.held.wait()
         # A bug of the cache's own, while a request computes.
-        here.cache._runtime.driver._fail(InvariantError("two and two are five"))
+        here.cache._runtime.driver.fail(InvariantError("two and two are five"))
         here.model.let_go()
         status, _ = await client.read()
         assert status == 503

@@ -1,0 +1,226 @@
+"""The drain barrier of several ranks: one ballot, one minimum, one verdict a step.
+
+=========  =================================  =========================================
+state      event                              next
+=========  =================================  =========================================
+RESTING    a step, nothing to agree on        RESTING: no collective
+RESTING    a step, else                       REDUCING: a task of the engine's reduces
+REDUCING   the minimum; this step, or when    RESTING: the verdict is applied
+           pipelined the next, takes it
+REDUCING   the step that waits is cancelled   REDUCING: the next step waits on
+REDUCING   no minimum within ``barrier_s``,   BROKEN: nothing is applied any more
+           or the group is over
+RESTING    the verdict shows that ranks       BROKEN
+           differ
+=========  =================================  =========================================
+
+A call may come between two steps and nowhere else, for on every rank it has to find the
+same state. So a step that was cut short is owed: no call is made until it was repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import NamedTuple
+
+import anyio
+
+from asyncache.core import Ballot, OrderError, RankError
+from asyncache.engine._driver import Driver
+from asyncache.engine._patience import wait_out
+from asyncache.ranks import Group
+
+
+class Round(NamedTuple):
+    """A ballot under way, the vector that becomes its verdict, and who reduces it."""
+
+    ballot: Ballot
+    vector: array[int]
+    task: asyncio.Task[None]
+
+
+class Barrier:
+    """Takes one rank's driver through its steps.
+
+    Args:
+        driver: Whose votes are cast, and to which verdicts are applied.
+        group: The ranks.
+        timeout_s: Seconds to wait for the slowest rank's part.
+        is_pipelined: Whether a step takes the minimum of the one before, so that the
+            reduce runs under the forward between them.
+    """
+
+    def __init__(
+        self, driver: Driver, group: Group, *, timeout_s: float, is_pipelined: bool
+    ) -> None:
+        self._driver = driver
+        self._group = group
+        self._timeout_s = timeout_s
+        self._is_pipelined = is_pipelined
+        self._round: Round | None = None
+        self._is_stepping = False
+        self._is_owed = False
+        self._goes_on = True
+        self._loop_task: asyncio.Task[object] | None = None
+        self._news = anyio.Event()
+        self._closing: asyncio.Task[None] | None = None
+        self.num_steps = 0
+        """Steps that came to their end."""
+
+    # The gap between two steps.
+
+    def check_gap(self) -> None:
+        """Raise OrderError unless a call may be made here and now.
+
+        Calls come from one task, the loop; the first that makes one is it.
+        """
+        self._check_task()
+        if self._is_owed:
+            raise OrderError("a step() was cut short: await it again, then call")
+
+    def _check_task(self) -> None:
+        task = asyncio.current_task()
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = task
+        if task is None or task is not self._loop_task:
+            raise OrderError(
+                "with several ranks calls come from one task, the loop:"
+                f" {self._loop_task!r} made the first, this is {task!r}"
+            )
+
+    # Steps.
+
+    async def step(self, *, patience_s: float = 0.0, goes_on: bool = True) -> bool:
+        """Agree with the other ranks on all that is open.
+
+        Args:
+            patience_s: Seconds to wait at most for something to say, before casting.
+            goes_on: False to give up what all ranks are at.
+
+        Returns:
+            Whether all ranks go on, as far as their votes are known.
+
+        Raises:
+            OrderError: If another task steps, or is the loop.
+            RankError: If the ranks differ, or one is gone or silent.
+        """
+        self._check_task()
+        if self._is_stepping:
+            raise OrderError("a step() is under way already")
+        self._is_stepping = self._is_owed = True
+        try:
+            await self._take_step(patience_s, goes_on=goes_on)
+        finally:
+            self._is_stepping = False
+        self._is_owed = False
+        self.num_steps += 1
+        return self._goes_on
+
+    async def _take_step(self, patience_s: float, *, goes_on: bool) -> None:
+        if self._is_pipelined:
+            await self._collect()
+        if self._round is None:
+            await self._await_news(patience_s)
+            self._cast(goes_on=goes_on)
+        if not self._is_pipelined:
+            await self._collect()
+        self._check()
+
+    async def flush(self) -> None:
+        """Take the minimum that is under way, if one is."""
+        self.check_gap()
+        await self._collect()
+        self._check()
+
+    def notify(self) -> None:
+        """Take note that this rank has something to say."""
+        self._news.set()
+
+    async def _await_news(self, patience_s: float) -> None:
+        if patience_s > 0 and not self._driver.has_news:
+            self._news = anyio.Event()
+            with anyio.move_on_after(patience_s):
+                await self._news.wait()
+
+    def _cast(self, *, goes_on: bool) -> None:
+        self._check()
+        if self._driver.replica.look.needs_verdict:
+            ballot, vector = self._driver.cast(goes_on=goes_on)
+            self._round = Round(ballot, vector, self._reduce(vector))
+
+    async def _collect(self) -> None:
+        self._goes_on = True
+        if self._round is None:
+            await asyncio.sleep(0)
+            return
+        ballot, verdict, task = self._round
+        await asyncio.wait([task])
+        self._round = None
+        self._check()
+        self._goes_on = self._driver.conclude(ballot, verdict)
+
+    def _check(self) -> None:
+        if self._driver.failure is not None:
+            raise self._driver.failure
+
+    # What is no step.
+
+    async def agree(
+        self, *, is_fine: bool
+    ) -> tuple[bool, asyncio.CancelledError | None]:
+        """Return whether all is fine on every rank, and what cancelled the caller.
+
+        The others count on this rank's part, and it has to know what they know: so no
+        cancellation cuts this short.
+
+        Raises:
+            RankError: If a rank is gone or silent.
+        """
+        vector = array("i", [is_fine])
+        cancelled = await wait_out(self._reduce(vector), 2 * self._timeout_s)
+        self._check()
+        return bool(vector[0]), cancelled
+
+    def _reduce(self, vector: array[int]) -> asyncio.Task[None]:
+        # Whoever waits for it may be cancelled: the others count on this rank's part.
+        task = asyncio.create_task(  # noqa: TID251 - its owner is this barrier
+            reduce(self._group, vector, self._timeout_s), name="asyncache reduce"
+        )
+        task.add_done_callback(self._reduced)
+        return task
+
+    def _reduced(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._closing is not None:
+            return
+        if task.cancelled():
+            self._driver.fail(RankError("the reduce was cancelled by a stranger"))
+        elif error is not None:
+            assert isinstance(error, RankError)
+            self._driver.fail(error)
+
+    def leave(self) -> asyncio.Task[None]:
+        """Leave the group, so that the others hear of it; return who does that."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(  # noqa: TID251 - as above
+                self._group.aclose(), name="asyncache leave"
+            )
+        return self._closing
+
+
+async def reduce(group: Group, vector: array[int], timeout_s: float) -> None:
+    """Replace a vector by its minimum over all ranks.
+
+    Raises:
+        RankError: If there is none within ``timeout_s``, or the group is over.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await group.all_min(vector)
+    except TimeoutError:
+        raise RankError(f"a rank is silent: no minimum within {timeout_s} s") from None
+    except RankError:
+        raise
+    except Exception as error:
+        raise RankError(f"the group of ranks failed: {error!r}") from error
