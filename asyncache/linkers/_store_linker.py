@@ -51,7 +51,8 @@ class StoreLinker(Linker):
     Args:
         store: Where pages are kept; the linker opens and closes it.
         device: Where pages are used; it stays the caller's.
-        rank: Which shard of each page this rank holds.
+        rank: Which shard of each page this rank holds. Pools that are replicated have
+            none: rank 0 writes them, to a store that every rank can read.
         num_ranks: Shards of a page.
         layer_groups: Parts that a load is cut into, layer by layer, so that a forward
             may begin with the first layers while the others are on their way. Each
@@ -78,6 +79,9 @@ class StoreLinker(Linker):
         self._spaces = [
             layout.space(pool, rank=rank, num_ranks=num_ranks) for pool in layout.pools
         ]
+        # One rank writes what all of them hold, and all vouch for it: an offload has
+        # succeeded only where it has on every rank.
+        self._writes = [not pool.replicated or rank == 0 for pool in layout.pools]
         self.num_layers = max(space.num_layers for space in self._spaces)
         if not 1 <= layer_groups <= self.num_layers:
             raise ValueError(
@@ -123,7 +127,8 @@ class StoreLinker(Linker):
             parent = PageKey(plan.parent, self._spaces[plan.pieces[0].pool])
             if not any(await self._store.contains([parent])):
                 return Outcome.PARENT_MISSING
-        for batch in self._batches(plan.pieces):
+        ours = [piece for piece in plan.pieces if self._writes[piece.pool]]
+        for batch in self._batches(ours):
             statuses = await self._write(batch)
             if Status.REJECTED in statuses:
                 return Outcome.REJECTED

@@ -325,3 +325,35 @@ async def test_shards_of_a_page_have_keys_of_their_own():
         assert torch.equal(
             device.tensor("kv")[2:4], torch.full_like(device.tensor("kv")[2:4], rank)
         )
+
+
+async def test_one_rank_writes_what_every_rank_holds_and_all_can_read_it():
+    """Guards replicated pools, as of latent attention: one copy, under one name."""
+    latent = AttentionPool(
+        num_layers=4, num_kv_heads=1, head_dim=4, dtype="uint8", replicated=True
+    )
+    layout = KVLayout(model="linked", page_tokens=PAGE, pools=(latent, SWA))
+    store = MemoryStore(2**20)
+    devices = [make_device("pages", layout) for _ in range(2)]
+    ranks = [
+        StoreLinker(store, device, rank=rank, num_ranks=2)
+        for rank, device in enumerate(devices)
+    ]
+    names = hashes(layout)[:2]
+    for device in devices:
+        for page in range(2):
+            write(device, page, meant(page, latent, layout), "kv")
+            write(device, page, meant(page, SWA, layout), "swa")
+    pages = array("i", range(2))
+    pieces = (Moved(0, 0, pages, names), Moved(1, 0, pages, names))
+    plan = OffloadPlan(1, 0, 2, pieces, None)
+    assert await ranks[1].offload(plan) is Outcome.STORED
+    both = [PageKey(name, layout.space(latent)) for name in names]
+    assert not any(await store.contains(both)), "the first rank writes it"
+    own = [PageKey(name, layout.space(SWA, rank=1, num_ranks=2)) for name in names]
+    assert all(await store.contains(own)), "each rank writes its shard"
+    assert await ranks[0].offload(plan) is Outcome.STORED
+    assert all(await store.contains(both))
+    fills = (Moved(0, 0, array("i", [4, 5]), names),)
+    assert await ranks[1].load(LoadPlan(2, 0, 2, fills), lambda layer: None) == 2
+    assert read(devices[1], 5) == meant(1, latent, layout)
