@@ -57,6 +57,8 @@ class Barrier:
         self._driver = driver
         self._group = group
         self._timeout_s = timeout_s
+        # A reduce ends by itself.
+        self._patience_s = 2 * timeout_s
         self._is_pipelined = is_pipelined
         self._round: Round | None = None
         self._is_stepping = False
@@ -154,8 +156,12 @@ class Barrier:
         if self._round is None:
             await asyncio.sleep(0)
             return
-        ballot, verdict, task = self._round
-        await asyncio.wait([task])
+        await asyncio.wait([self._round.task])
+        self._take_verdict()
+
+    def _take_verdict(self) -> None:
+        assert self._round is not None
+        ballot, verdict, _ = self._round
         self._round = None
         self._check()
         self._goes_on = self._driver.conclude(ballot, verdict)
@@ -177,8 +183,17 @@ class Barrier:
         Raises:
             RankError: If a rank is gone or silent.
         """
+        cancelled = None
+        if self._round is not None:
+            ballot, verdict, task = self._round
+            cancelled = await wait_out(task, 2 * self._timeout_s)
+            self._round = None
+            self._check()
+            self._driver.conclude(ballot, verdict)
         vector = array("i", [is_fine])
-        cancelled = await wait_out(self._reduce(vector), 2 * self._timeout_s)
+        cancelled = (
+            await wait_out(self._reduce(vector), 2 * self._timeout_s) or cancelled
+        )
         self._check()
         return bool(vector[0]), cancelled
 

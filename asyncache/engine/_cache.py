@@ -166,5 +166,7 @@ async def _prefetch(
         hit = request.restore_nowait(deadline_s=deadline_s)
         while runtime.is_restoring(request):
             await runtime.barrier.step(patience_s=_PACE_S)
-        await hit.wait()
-        return hit.num_tokens
+        num_tokens = hit.num_tokens
+        # On every rank at once, for all of them have come this far.
+        runtime.dismiss({request.id: False})
+        return num_tokens

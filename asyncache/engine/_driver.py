@@ -122,6 +122,9 @@ class Driver:
             raise
         finally:
             self.is_in_core = False
+        if not self._is_alone:
+            # No verdict may follow that would.
+            self._forget_ended()
         self.settle()
         return result
 
@@ -219,12 +222,15 @@ class Driver:
         self.is_in_core = True
         try:
             goes_on = self.replica.apply(ballot, verdict)
-            for seq in self._votes.said():
-                if not self.replica.look.is_open(seq):
-                    self._votes.forget(seq)
+            self._forget_ended()
         finally:
             self.is_in_core = False
         return goes_on
+
+    def _forget_ended(self) -> None:
+        for seq in self._votes.said():
+            if not self.replica.look.is_open(seq):
+                self._votes.forget(seq)
 
     def _carry_out(self) -> None:
         for effect in self.replica.take_effects():

@@ -227,7 +227,7 @@ class CacheLife(BaseCache[Request]):
         """
         late, runtime = self._link_late(store, linker), self._open_runtime()
         if isinstance(runtime, RankedRuntime):
-            await runtime.barrier.flush()
+            runtime.barrier.check_gap()
         # So that nobody else attaches, and a close in the meantime finds what to stop.
         transfers = runtime.new_transfers(late)
         self._linker, runtime.transfers = late, transfers

@@ -27,6 +27,9 @@ def leftovers(cache: KVCache | BlockingCache) -> dict[str, object]:
         "votes": runtime.driver._votes.said(),  # noqa: SLF001 - as above
         "forwards": runtime.driver._open_brackets,  # noqa: SLF001 - as above
     }
+    if not runtime.is_alone:
+        kept["scopes"] = dict(runtime.lobby._waiting)  # noqa: SLF001 - as above
+        kept["scopes to dismiss"] = runtime.lobby._left  # noqa: SLF001 - as above
     if runtime.transfers is not None:
         kept["claims"] = runtime.transfers._vouched  # noqa: SLF001 - as above
         kept["transfers"] = runtime.transfers._scopes  # noqa: SLF001 - as above

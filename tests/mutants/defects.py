@@ -706,11 +706,11 @@ DEFECTS = [
         "L3",
         "engine/_driver.py",
         """\
-                if not self.replica.look.is_open(seq):
-                    self._votes.forget(seq)
+            if not self.replica.look.is_open(seq):
+                self._votes.forget(seq)
 """,
         """\
-                del seq
+            del seq
 """,
     ),
     Defect(
