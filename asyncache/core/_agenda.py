@@ -256,6 +256,8 @@ class Agenda:
 
     def __init__(self, num_requests: int, num_slots: int) -> None:
         self.open: dict[int, Transaction] = {}
+        self.placed: dict[int, Transaction] = {}
+        """Those that have a place in the ballot, in the order in which they got it."""
         self.queued: dict[int, Transaction] = {}
         """Transactions that found no place; they start in this order."""
         self.num_requests = num_requests
@@ -301,6 +303,7 @@ class Agenda:
                 continue
             del self.queued[transaction.seq]
             transaction.place = self._free_slots.pop()
+            self.placed[transaction.seq] = transaction
             started.append(transaction)
         return started
 
@@ -308,6 +311,7 @@ class Agenda:
         """End a transaction. Votes still under way for it no longer count."""
         require(self.open.pop(transaction.seq, None) is transaction, "it was open")
         self.queued.pop(transaction.seq, None)
+        self.placed.pop(transaction.seq, None)
         if isinstance(transaction, Request):
             self._free_requests.append(transaction.place)
         elif transaction.place >= 2 * self.num_requests:
@@ -321,3 +325,5 @@ class Agenda:
         self._seq += 1
         transaction.seq, transaction.place = self._seq, place
         self.open[transaction.seq] = transaction
+        if place != UNPLACED:
+            self.placed[transaction.seq] = transaction

@@ -35,6 +35,8 @@ def check(state: State) -> None:
     _check_locks(state, nodes)
     _check_leaves(state, nodes)
     _check_store(state, nodes)
+    placed = {seq: t for seq, t in state.agenda.open.items() if t.started}
+    require(placed == state.agenda.placed, "what has a place is listed", placed)
     for transaction in state.agenda.open.values():
         if isinstance(transaction, Request):
             _check_request(state, transaction)

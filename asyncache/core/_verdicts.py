@@ -36,7 +36,13 @@ from asyncache.core._offloads import (
 from asyncache.core._requests import close_request, end_request
 from asyncache.core._restores import agree, end_wait, grant_waiting
 from asyncache.core._state import State
-from asyncache.core._votes import HEADER_INTS, PROTOCOL, Ballot, agreed_boundary
+from asyncache.core._votes import (
+    HEADER_INTS,
+    PROTOCOL,
+    Ballot,
+    agreed_boundary,
+    blank,
+)
 
 T = TypeVar("T", bound=Transaction)
 
@@ -81,9 +87,13 @@ class _Verdict:
     def __init__(self, state: State, ballot: Ballot, verdict: array[int]) -> None:
         self._agenda = state.agenda
         self._verdict = verdict
-        # Most of what is open has no news, and is read once to see that.
         self._news: dict[type[Transaction], list[Transaction]] = {}
-        for transaction in ballot.table.values():
+        num_ints = 2 * state.agenda.num_places
+        if verdict[HEADER_INTS : HEADER_INTS + num_ints] == blank(num_ints):
+            # Most steps bring nothing: a decode's, for one.
+            return
+        # Most of what is open has no news, and is read once to see that.
+        for _, transaction in sorted(ballot.table.items()):
             at = HEADER_INTS + 2 * transaction.place
             if verdict[at + 1] or verdict[at] < transaction.claim:
                 self._news.setdefault(type(transaction), []).append(transaction)

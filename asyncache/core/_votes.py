@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from asyncache.core._agenda import UNPLACED, Lookup, Transaction
+from asyncache.core._agenda import Lookup, Transaction
 from asyncache.core._state import State
 
 PROTOCOL = 1
@@ -51,8 +51,7 @@ class Ballot:
 
 def cast(state: State) -> Ballot:
     """Return the ballot for the state as it is now."""
-    agenda = state.agenda
-    table = {seq: t for seq, t in agenda.open.items() if t.place != UNPLACED}
+    table = state.agenda.placed.copy()
     mask = HEADER_INTS + 2 * state.agenda.num_places
     num_ints = mask
     shares: dict[int, Share] = {}
@@ -118,9 +117,8 @@ class Votes:
     def fill(self, ballot: Ballot) -> array[int]:
         """Return this rank's vector for a ballot."""
         d = ballot.digest
-        blank = array("i", [NOTHING, 0]) * ((ballot.num_ints - HEADER_INTS + 1) // 2)
-        vector = array("i", [PROTOCOL, d, -d, self.finished, self.going]) + blank
-        del vector[ballot.num_ints :]
+        vector = array("i", [PROTOCOL, d, -d, self.finished, self.going])
+        vector += blank(ballot.num_ints - HEADER_INTS)
         # Where nothing was said, the blank lowers no minimum: this takes as long as
         # there is news, not as there are requests.
         for seq, claim in self._claims.items():
@@ -134,6 +132,12 @@ class Votes:
             for index, boundary in enumerate(share.boundaries):
                 vector[share.offset + index] = boundary in known
         return vector
+
+
+def blank(num_ints: int) -> array[int]:
+    """Return what is voted on places of which there is nothing to say."""
+    nothing = array("i", [NOTHING, 0]) * ((num_ints + 1) // 2)
+    return nothing[:num_ints]
 
 
 def agreed_boundary(ballot: Ballot, verdict: array[int], lookup: Lookup) -> int:

@@ -415,12 +415,10 @@ DEFECTS = [
         "L5",
         "core/_verdicts.py",
         """\
-        for transaction in ballot.table.values():
+        for _, transaction in sorted(ballot.table.items()):
             at =""",
         """\
-        for transaction in state.agenda.open.values():
-            if not transaction.started:
-                continue
+        for _, transaction in sorted(state.agenda.placed.items()):
             at =""",
     ),
     Defect(
