@@ -45,17 +45,24 @@ class Board:
         self.give_up = give_up
         self._loads: dict[int, Progress] = {}
         self._waiters: set[anyio.Event] = set()
+        self.num_blocked = 0
+        """Threads that wait at gates; they are counted before they look."""
 
     def progress(self, seq: int) -> Progress:
         """Return the progress of an open load, which may have yet to begin."""
         return self._loads.setdefault(seq, Progress(seq))
 
-    def landed(self, seq: int, layer: int) -> None:
-        """Take note that a layer of a load has landed, and all before it."""
-        load = self._loads.get(seq)
-        if load is not None:
+    def landing(self, seq: int) -> Callable[[int], None]:
+        """Return what takes note that a layer of a load has landed, and all before."""
+        load = self.progress(seq)
+
+        def landed(layer: int) -> None:
             load.num_landed = layer + 1
-            self._notify()
+            # Once a layer and load, and as a rule nobody waits.
+            if self._waiters or self.num_blocked:
+                self._notify()
+
+        return landed
 
     def end(self, seq: int) -> None:
         """Take note that a load is over: its gates are open."""
@@ -153,8 +160,14 @@ class Gates:
         """
         if self.is_open(layer):
             return
-        until = time.monotonic() + self._board.gate_s
-        self._board.queues.block(lambda: self.is_open(layer), until)
+        board, until = self._board, time.monotonic() + self._board.gate_s
+        with board.queues.changed:
+            board.num_blocked += 1
+        try:
+            board.queues.block(lambda: self.is_open(layer), until)
+        finally:
+            with board.queues.changed:
+                board.num_blocked -= 1
         self._give_up(layer)
 
     def _give_up(self, layer: int) -> None:

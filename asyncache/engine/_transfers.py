@@ -220,9 +220,7 @@ class Transfers:
             self._vouched.add(plan.seq)
 
     async def _load(self, plan: LoadPlan) -> None:
-        num_good = await self._linker.load(
-            plan, lambda layer: self._board.landed(plan.seq, layer)
-        )
+        num_good = await self._linker.load(plan, self._board.landing(plan.seq))
         self._vouch(plan.seq, max(0, min(num_good, plan.end - plan.start)))
         self._health.succeeded(TransferKind.LOAD)
 

@@ -9,7 +9,10 @@ from enum import Enum, auto
 from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
 
 Landed = Callable[[int], None]
-"""Called with a layer once its slices, and those of all layers before, have landed."""
+"""Called with a layer once its slices, and those of all layers before, have landed.
+
+Layers that land together need one call, with the last of them.
+"""
 
 
 class Outcome(Enum):
@@ -54,7 +57,7 @@ class Linker(ABC):
 
         Args:
             plan: Pages to fill; they are the transfer's until it ends.
-            landed: Called with each layer in order, as soon as every page has it. Not
+            landed: Called with layers in order, as soon as every page has them. Not
                 called again once a page turned out bad.
 
         Returns:

@@ -118,8 +118,7 @@ class StoreLinker(Linker):
                     if num_good < len(batch.pages):
                         good = min(good, batch.start + num_good)
             if good == plan.end:
-                for layer in layers:
-                    landed(layer)
+                landed(layers[-1])
         return good - plan.start
 
     async def offload(self, plan: OffloadPlan) -> Outcome:

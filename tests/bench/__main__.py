@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import bookkeeping, decode, files, hashing, stall, storm, tree
+from tests.bench import bookkeeping, decode, files, hashing, stall, steps, storm, tree
 from tests.bench.measure import NUM_QUICK_ROUNDS, NUM_ROUNDS, Row
 
 BENCHMARKS = {
     "tree": tree.run,
     "hashing": hashing.run,
     "bookkeeping": bookkeeping.run,
+    "steps": steps.run,
     "files": files.run,
     "stall": stall.run,
     "storm": storm.run,

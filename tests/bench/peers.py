@@ -11,7 +11,7 @@ import importlib.abc
 import importlib.util
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +25,7 @@ _FILES = {
     "events",
     "evict_policy",
     "radix_cache",
+    "unified_cache.unified_cache_linker",
     "utils",
 }
 
@@ -68,11 +69,27 @@ class SglangTree:
 
 def sglang_tree(page_tokens: int) -> SglangTree | None:
     """Return a tree of SGLang, or None if it is not installed."""
-    if not (FOLDER / "sglang").is_dir():
+    return SglangTree(page_tokens) if _find_sglang() else None
+
+
+def sglang_layer_counter() -> Callable[[int], Any] | None:
+    """Return what makes SGLang's counter of layers, or None if it is not installed."""
+    if not _find_sglang():
         return None
+    from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
+        LayerWiseLoadCounter,
+    )
+
+    made: Callable[[int], Any] = LayerWiseLoadCounter
+    return made
+
+
+def _find_sglang() -> bool:
+    if not (FOLDER / "sglang").is_dir():
+        return False
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
         sys.meta_path.insert(0, _StandIns())
-    return SglangTree(page_tokens)
+    return True
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -101,4 +118,17 @@ class _Empty(ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return _Blank(name, (), {})
+
+
+class _Blank(type):
+    """A class that has every name, for what is an enumeration in truth."""
+
+    def __getattr__(cls, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+    def __call__(cls, *args: object, **kwargs: object) -> object:
+        """Take whatever the other's module gives it as it is loaded."""
+        return super().__call__()
