@@ -49,6 +49,7 @@ _ROOM_OF = {
     "Limits": "engine",
     "Linker": "linkers",
     "LoadBatch": "engine",
+    "LocalGroup": "ranks",
     "MemoryStore": "stores",
     "Namespace": "core",
     "Observer": "engine",
@@ -158,6 +159,7 @@ if TYPE_CHECKING:
     )
     from asyncache.ranks import (
         Group as Group,
+        LocalGroup as LocalGroup,
         SoloGroup as SoloGroup,
     )
     from asyncache.stores import (
