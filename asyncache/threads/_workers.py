@@ -72,7 +72,7 @@ class Workers:
         try:
             for part in parts:
                 futures.append(self.executor.submit(job, part, stop))
-            await outlast(_event_when_over(futures), on_cancel=drop)
+            await outlast(when_over(futures), on_cancel=drop)
         finally:
             self._running.discard(stop)
             if not all(future.done() for future in futures):
@@ -104,7 +104,8 @@ class Workers:
             await anyio.lowlevel.checkpoint()
 
 
-def _event_when_over(futures: Sequence[Future[None]]) -> anyio.Event:
+def when_over(futures: Sequence[Future[None]]) -> anyio.Event:
+    """Return an event of the running loop, set when no future is left to wait for."""
     loop, over, lock = asyncio.get_running_loop(), anyio.Event(), threading.Lock()
     num_left = len(futures)
 
