@@ -76,6 +76,7 @@ _ROOM_OF = {
     "StoreLinker": "linkers",
     "TieredStore": "stores",
     "TooManyRequestsError": "core",
+    "TorchGroup": "ranks",
     "TransferFailed": "engine",
     "TransferKind": "engine",
     "WindowPool": "core",
@@ -161,6 +162,7 @@ if TYPE_CHECKING:
         Group as Group,
         LocalGroup as LocalGroup,
         SoloGroup as SoloGroup,
+        TorchGroup as TorchGroup,
     )
     from asyncache.stores import (
         FileStore as FileStore,
