@@ -145,6 +145,7 @@ class TorchGroup(Group):
                 self._waits_for.set()
         await when_over([self._leaving]).wait()
         await self._workers.aclose()
+        self._leaving.result()
 
     def _reduce(self, part: array[int]) -> None:
         """Take part in the next round; runs on the thread."""

@@ -109,6 +109,17 @@ async def test_a_rank_that_leaves_after_its_last_minimum_takes_it_from_nobody():
     assert await waiting == [2]
 
 
+async def test_a_part_is_what_the_vector_held_as_the_call_began():
+    victim, other = LocalGroup.of(2)
+    vector = array("i", [5])
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await victim.all_min(vector)
+    vector[0] = 7
+    assert await outcome(other, 9) == [5]
+    assert vector.tolist() == [7]
+
+
 async def test_a_rank_may_be_ahead_by_the_calls_that_were_cancelled():
     ahead, behind = LocalGroup.of(2)
     for item in range(3):

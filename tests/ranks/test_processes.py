@@ -134,6 +134,8 @@ async def test_replicas_do_not_meet_each_other_and_may_be_made_again(tmp_path):
             assert outcomes == [[0], [0], [2], [2]]
             assert [group.rank for group in groups] == [0, 1, 0, 1]
             await asyncio.gather(*(group.aclose() for group in groups))
+        await make_group(groups, timeout_s=LONG_S)
+        assert await play(groups, [3], [2], [1], [0]) == [[0]] * 4
 
 
 async def test_who_does_not_come_is_named(tmp_path):

@@ -367,6 +367,14 @@ async def test_a_process_group_of_torchs_that_was_handed_over_is_destroyed():
         dist.destroy_process_group(theirs)
 
 
+@pytest.mark.usefixtures("default_group")
+async def test_a_process_group_may_be_destroyed_by_who_made_it_before_we_leave():
+    theirs = dist.new_group(backend="gloo")
+    group = TorchGroup.adopt(theirs)
+    dist.destroy_process_group(theirs)
+    await group.aclose()
+
+
 def test_the_room_can_be_entered_where_there_is_no_torch():
     run_alone("""
 import sys
