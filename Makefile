@@ -14,7 +14,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo serve storm sim test check lint coverage props mutants bench bench-peers fix clean
+.PHONY: help setup demo serve storm ranks sim test check lint coverage props mutants bench bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ serve: $(VENV)/.serve ## Serve the small model over HTTP; ARGS=--tiny for one th
 
 storm: $(VENV)/.cli $(VENV)/.plot ## Run the abort storm; ARGS go to it, such as --plot storm.png
 	$(BIN)/python -m examples.storm $(ARGS)
+
+ranks: $(VENV)/.bench ## Share a small model between 2 processes, and kill one; ARGS="--ranks 4" for more
+	$(BIN)/python -m examples.tensor_parallel $(ARGS)
 
 # Under `make check` ARGS are pytest's.
 sim: $(VENV)/.cli ## Simulate SEEDS runs in which much goes wrong; ARGS go to it

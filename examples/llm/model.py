@@ -9,13 +9,14 @@ restored from a store is as good as one just computed: same chunks, same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 OnLayer = Callable[[int], object]
+Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,18 @@ class LlamaConfig:
             shapes[f"{layer}.mlp_out"] = (self.hidden_dim, self.mlp_dim)
         return shapes
 
+    def shard(self, num_ranks: int) -> LlamaConfig:
+        """Return the shape of one rank's share: some of the heads and of the MLP.
+
+        Raises:
+            ValueError: If the ranks cannot share evenly.
+        """
+        shares = (self.num_heads, self.num_kv_heads, self.mlp_dim)
+        if any(share % num_ranks for share in shares):
+            raise ValueError(f"{num_ranks} ranks cannot share {shares} evenly")
+        heads, kv_heads, mlp_dim = (share // num_ranks for share in shares)
+        return replace(self, num_heads=heads, num_kv_heads=kv_heads, mlp_dim=mlp_dim)
+
 
 class Chunk(NamedTuple):
     """Tokens of one request to compute in one forward.
@@ -71,13 +84,19 @@ class PagedLlama:
     Args:
         config: The shape of the model.
         tensors: Weights by name, as :meth:`LlamaConfig.tensor_shapes` lists them.
+        reduce: Sums what each rank's heads, or part of the MLP, add to the hidden
+            state; for a model that is whole, nothing is to be summed.
 
     Raises:
         ValueError: If a weight is missing or its shape does not fit.
     """
 
     def __init__(
-        self, config: LlamaConfig, tensors: Mapping[str, torch.Tensor]
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        reduce: Reduce = torch.Tensor.contiguous,
     ) -> None:
         for name, shape in config.tensor_shapes().items():
             found = tuple(tensors[name].shape) if name in tensors else "nothing"
@@ -86,6 +105,21 @@ class PagedLlama:
         self.config = config
         self._tensors = tensors
         self._rotation = _rotation_table(config)
+        self._reduce = reduce
+
+    def shard(self, rank: int, num_ranks: int, reduce: Reduce) -> PagedLlama:
+        """Return one rank's share of this model.
+
+        Raises:
+            ValueError: If the ranks cannot share evenly.
+        """
+        config = self.config.shard(num_ranks)
+        tensors = dict(self._tensors)
+        for layer in range(config.num_layers):
+            for name, cut in _CUTS.items():
+                whole = tensors[f"{layer}.{name}"]
+                tensors[f"{layer}.{name}"] = cut(whole, self.config, rank, num_ranks)
+        return PagedLlama(config, tensors, reduce=reduce)
 
     @torch.inference_mode()
     def forward(
@@ -117,12 +151,16 @@ class PagedLlama:
             normed = self._norm(hidden, f"{layer}.attention_norm")
             qkv = functional.linear(normed, weight[f"{layer}.qkv"])
             heads = self._attend(qkv, rotation, pool[:, layer], places)
-            hidden = hidden + functional.linear(heads, weight[f"{layer}.attention_out"])
+            hidden = hidden + self._reduce(
+                functional.linear(heads, weight[f"{layer}.attention_out"])
+            )
             normed = self._norm(hidden, f"{layer}.mlp_norm")
             gate_up = functional.linear(normed, weight[f"{layer}.gate_up"])
             gate, up = gate_up.chunk(2, dim=-1)
             mlp = functional.silu(gate) * up
-            hidden = hidden + functional.linear(mlp, weight[f"{layer}.mlp_out"])
+            hidden = hidden + self._reduce(
+                functional.linear(mlp, weight[f"{layer}.mlp_out"])
+            )
         last = [place.rows.stop - 1 for place in places]
         normed = self._norm(hidden[last], "norm")
         return functional.linear(normed, weight["embedding"])
@@ -200,6 +238,34 @@ def _places(chunks: Sequence[Chunk], pool: torch.Tensor) -> list[_Place]:
     return places
 
 
+def _cut_qkv(
+    whole: torch.Tensor, config: LlamaConfig, rank: int, num_ranks: int
+) -> torch.Tensor:
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    sizes = [count * config.head_dim for count in (heads, kv_heads, kv_heads)]
+    return torch.cat([p.chunk(num_ranks)[rank] for p in whole.split(sizes)])
+
+
+def _cut_gate_up(
+    whole: torch.Tensor, _: LlamaConfig, rank: int, num_ranks: int
+) -> torch.Tensor:
+    return torch.cat([part.chunk(num_ranks)[rank] for part in whole.chunk(2)])
+
+
+def _cut_columns(
+    whole: torch.Tensor, _: LlamaConfig, rank: int, num_ranks: int
+) -> torch.Tensor:
+    return whole.chunk(num_ranks, dim=1)[rank].contiguous()
+
+
+_CUTS = {
+    "qkv": _cut_qkv,
+    "attention_out": _cut_columns,
+    "gate_up": _cut_gate_up,
+    "mlp_out": _cut_columns,
+}
+
+
 def _rotation_table(config: LlamaConfig) -> torch.Tensor:
     """Return cosines and sines, shape [2, max_tokens, 1, head_dim // 2]."""
     exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
@@ -215,12 +281,12 @@ def _rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
 
 
-def tiny_llama(seed: int = 0) -> PagedLlama:
+def tiny_llama(seed: int = 0, *, num_kv_heads: int = 2) -> PagedLlama:
     """Return a small model of random weights, the same for the same seed."""
     config = LlamaConfig(
         num_layers=3,
         num_heads=4,
-        num_kv_heads=2,
+        num_kv_heads=num_kv_heads,
         head_dim=16,
         hidden_dim=64,
         mlp_dim=96,
