@@ -1,4 +1,4 @@
-"""The ranks that share a model, as a reader runs them: in processes, one of which dies."""
+"""The ranks that share a model, as a reader runs them: one of them dies."""
 
 from __future__ import annotations
 
