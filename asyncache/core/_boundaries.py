@@ -87,9 +87,12 @@ def _window_boundary(
     for node in path:
         if node.start >= end:
             break
-        absent = node.pages[pool] is None
-        if absent or (resident and node.loads[pool] is not None):
-            run_start = node.end
+        first = node.start_of(pool)
+        if resident and node.loads[pool] is not None:
+            first = node.end
+        if first > node.start:
+            run_start = first
+        if first == node.end:
             continue
         last = min(node.end, end)
         # The window is clipped at the root, where a run always starts whole.

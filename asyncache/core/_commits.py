@@ -57,6 +57,7 @@ def _publish(state: State, request: Request) -> None:
     node = tree.end_at(base, walk, min(end, walk.covered))
     if not _try_stand_on(state, request, node):
         return
+    _split_at_gaps(state, node, shared)
     path = list(tree.above(node, shared))
     given = {above: _adopt_windows(state, request, above) for above in path}
     if node.end < end:
@@ -104,6 +105,15 @@ def _first_loading(state: State, walk: Walk, end: int) -> int:
         if node.loads[state.tree.backbone] is not None:
             return node.start
     return end
+
+
+def _split_at_gaps(state: State, anchor: Node, start: int) -> None:
+    """Split nodes that lack a part of their window pages: what is given is whole."""
+    for pool, _ in state.tree.windows:
+        for node in list(state.tree.above(anchor, start)):
+            first = node.start_of(pool)
+            if node.start < first < node.end and not isinstance(node.offload, Offload):
+                state.tree.split(node, first)
 
 
 def _adopt_windows(state: State, request: Request, node: Node) -> list[int]:

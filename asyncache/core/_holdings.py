@@ -85,5 +85,5 @@ def residents(state: State) -> Iterator[Resident]:
             for pool, run in enumerate(node.pages):
                 if run is not None and node.loads[pool] is None:
                     yield Resident(
-                        root_hash, tokens, pool, node.start, run, node.written
+                        root_hash, tokens, pool, node.end - len(run), run, node.written
                     )

@@ -69,7 +69,9 @@ def _check_node(state: State, node: Node) -> None:
     for pool, run in enumerate(node.pages):
         absent = run is None
         require(not (absent and pool in tree.full), "full pools are there", node)
-        require(run is None or len(run) == num_pages, "a page a position", node)
+        is_whole = run is None or len(run) == num_pages
+        require(is_whole or pool not in tree.full, "a page a position", node)
+        require(run is None or 0 < len(run) <= num_pages, "the last positions", node)
         load = node.loads[pool]
         require(load is None or not absent, "LOADING has pages", node)
         open_load = load is None or state.agenda.is_open(load)
@@ -121,14 +123,18 @@ def _check_store(state: State, nodes: list[Node]) -> None:
 
 def _evictable_pages(state: State, pool: int, nodes: list[Node]) -> int:
     """Return how many pages of a pool eviction would find, by a look at each node."""
-    held = state.guarded(pool) if pool not in state.tree.full else None
-    return sum(
-        len(run)
+    resident = [
+        (node, run)
         for node in nodes
         if (run := node.pages[pool]) is not None and node.loads[pool] is None
-        if (held is None and not node.locks)
-        or (held is not None and held.isdisjoint(run))
-    )
+    ]
+    if pool in state.tree.full:
+        return sum(len(run) for node, run in resident if not node.locks)
+    held = state.guarded(pool)
+    for node, run in resident:
+        kept = [page in held for page in run]
+        require(kept == sorted(kept), "what is held are the last pages", node, kept)
+    return sum(page not in held for _, run in resident for page in run)
 
 
 def _check_locks(state: State, nodes: list[Node]) -> None:
@@ -195,15 +201,14 @@ def _check_load(state: State, load: Load) -> None:
         require(not load.interest, "nobody waits for a draining load", load)
         return
     require(bool(load.interest), "somebody waits for a running load", load)
-    marked = [
-        (pool, node.start, node.end)
+    marked = sum(
+        node.end - node.start_of(pool)
         for node in state.tree.above(load.anchor)
         for pool in range(state.tree.num_pools)
         if node.loads[pool] is load
-    ]
-    positions = sum(end - start for _, start, end in marked)
+    )
     owned = sum(len(piece.pages) for piece in load.pieces)
-    require(positions == owned, "a load owns what it marked", load, positions, owned)
+    require(marked == owned, "a load owns what it marked", load, marked, owned)
 
 
 def _check_offload(state: State, offload: Offload) -> None:

@@ -45,59 +45,61 @@ def begin_load(state: State, request: Request, end: int) -> None:
     key = bytes(request.tokens[: end * tree.stride])
     walk = tree.walk(root, key)
     base = tree.end_at(root, walk, walk.covered)
-    # Taking pages evicts: what the load builds on must stay.
+    # Nothing is put below what nobody pins.
     move_anchor(state, request, base)
-    fills = _resident_gaps(state, base, end)
+    _split_at_gaps(state, base, end)
     node = base
-    for stop in _stops(state, walk.covered, end):
-        node = _attach(state, request, node, key, stop)
-        fills += [(node, pool) for pool in tree.full]
-        fills += [(node, pool) for pool, size in tree.windows if node.end > end - size]
-    state.agenda.add(_fill(state, node, fills))
+    if walk.covered < end:
+        node = _attach(state, request, base, key)
+    fills = _gaps(state, node, end)
+    start = min(position for _, _, position in fills)
+    load = Load(
+        start,
+        max(node.end for node, _, _ in fills),
+        is_launched=not state.bounds.launches,
+    )
+    # Marked and pinned first: else the eviction that makes room could take them.
+    for gap, pool, _ in fills:
+        gap.loads[pool] = load
+    load.anchor = node
+    state.pin(node)
+    # What only the base's end needs is not kept: room was promised for this end.
+    move_anchor(state, request, node)
+    for gap, pool, first in fills:
+        gap.pages[pool] = state.take(pool, gap.end - first, PageState.TRANSIT)
+        load.pieces.append(Piece(pool, first, gap.pages[pool]))
+    state.agenda.add(load)
     rest_on(state, request, node, end)
 
 
-def _resident_gaps(state: State, base: Node, end: int) -> list[tuple[Node, int]]:
-    """Return the (node, pool) above ``base`` that a boundary needs and are ABSENT."""
-    tree, gaps = state.tree, []
+def _split_at_gaps(state: State, base: Node, end: int) -> None:
+    """Split nodes that lack a part of a window: what a load fills must be whole."""
+    tree = state.tree
     for pool, window in tree.windows:
-        start = max(0, end - window)
-        for node in list(tree.above(base, start)):
-            if node.pages[pool] is None:
-                if node.start < start:
-                    tree.split(node, start)
-                gaps.append((node, pool))
-    return gaps
+        for node in list(tree.above(base, max(0, end - window))):
+            first = node.start_of(pool)
+            if max(node.start, end - window) < first < node.end:
+                tree.split(node, first)
 
 
-def _stops(state: State, covered: int, end: int) -> list[int]:
-    """Return where new nodes end: state is uniform over a node, so at window edges."""
-    edges = {end - window for _, window in state.tree.windows} | {end}
-    return sorted(edge for edge in edges if covered < edge <= end)
+def _gaps(state: State, anchor: Node, end: int) -> list[tuple[Node, int, int]]:
+    """Return the (node, pool, first position) that a boundary needs and are ABSENT."""
+    tree = state.tree
+    reach = [(pool, 0) for pool in tree.full]
+    reach += [(pool, max(0, end - window)) for pool, window in tree.windows]
+    return [
+        (node, pool, max(start, node.start))
+        for pool, start in reach
+        for node in tree.above(anchor, start)
+        if node.pages[pool] is None
+    ]
 
 
-def _attach(state: State, request: Request, above: Node, key: bytes, stop: int) -> Node:
-    stride, (tail_start, tail) = state.tree.stride, request.tail
-    node = state.tree.attach(above, key[above.end * stride : stop * stride])
-    node.hashes = tail[node.start - tail_start : stop - tail_start]
+def _attach(state: State, request: Request, above: Node, key: bytes) -> Node:
+    tail_start, tail = request.tail
+    node = state.tree.attach(above, key[above.end * state.tree.stride :])
+    node.hashes = tail[node.start - tail_start : node.end - tail_start]
     return node
-
-
-def _fill(state: State, anchor: Node, fills: list[tuple[Node, int]]) -> Load:
-    """Mark nodes LOADING and take a page for each of their positions."""
-    start = min(node.start for node, _ in fills)
-    end = max(node.end for node, _ in fills)
-    load = Load(start, end, is_launched=not state.bounds.launches)
-    # Marked and pinned first: else the eviction that makes room could take them.
-    for node, pool in fills:
-        node.loads[pool] = load
-    load.anchor = anchor
-    state.pin(anchor)
-    for node, pool in fills:
-        pages = state.take(pool, node.end - node.start, PageState.TRANSIT)
-        node.pages[pool] = pages
-        load.pieces.append(Piece(pool, node.start, pages))
-    return load
 
 
 def start_load(state: State, load: Load) -> None:
@@ -207,7 +209,7 @@ def _shrink(state: State, load: Load, position: int) -> None:
     for pool, _ in tree.windows:
         for node in list(tree.above(anchor, position)):
             if node.loads[pool] is load and node.pages[pool] is not None:
-                if node.start < position:
+                if node.start_of(pool) < position:
                     tree.split(node, position)
                 _hold(state, node, pool)
                 node.loads[pool] = None

@@ -1,6 +1,7 @@
 """A node of the tree: a run of whole pages that share their prefix, and its state.
 
-The state is per pool: ABSENT (no pages), LOADING (a load fills them) or RESIDENT. What
+The state is per pool: ABSENT (no pages), LOADING (a load fills them) or RESIDENT. A
+pool's pages are those of the node's last positions. What
 a node is on its way to the store, and what policies sort by, is here too, so that the
 rules beside this module find it in one place.
 """
@@ -76,6 +77,14 @@ class Node:
         self.behind: Node | None = None
         # Number of the newest forward that may still write the node's pages.
         self.written = 0
+
+    def start_of(self, pool: int) -> int:
+        """Return the position of the first page that a pool has of this node.
+
+        That is ``end`` where it has none.
+        """
+        run = self.pages[pool]
+        return self.end if run is None else self.end - len(run)
 
     def __repr__(self) -> str:
         state = "".join(

@@ -208,13 +208,15 @@ def start_offload(state: State, offload: Offload) -> None:
     hashes = prefix_hashes(state, anchor, offload.start)
     nodes = list(reversed(list(tree.above(anchor, offload.start))))
     pieces = []
-    for pool in range(tree.num_pools):
+    # The backbone first: its pool is where the parent's page is asked for, and other
+    # pools need not have that page.
+    for pool in sorted(range(tree.num_pools), key=lambda pool: pool != tree.backbone):
         for node in nodes:
             run = node.pages[pool]
             if run is not None and node.loads[pool] is None:
-                first = node.start - offload.start
-                taken = hashes[first : first + len(run)]
-                pieces.append(Moved(pool, node.start, run, taken))
+                first = node.start_of(pool)
+                taken = hashes[first - offload.start : node.end - offload.start]
+                pieces.append(Moved(pool, first, run, taken))
     above = nodes[0].parent
     assert above is not None
     parent = None if above.parent is None else tree.last_hash(above)

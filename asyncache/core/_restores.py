@@ -115,9 +115,9 @@ def _presence(walk: Walk, pool: int, origin: int, end: int) -> bytearray:
     """Return a byte a position from ``origin`` on, 1 where the tree has the page."""
     present = bytearray(end - origin)
     for node in walk.path:
-        if node.pages[pool] is not None:
-            for position in range(max(origin, node.start), min(node.end, walk.covered)):
-                present[position - origin] = 1
+        first = max(origin, node.start_of(pool))
+        for position in range(first, min(node.end, walk.covered)):
+            present[position - origin] = 1
     return present
 
 

@@ -160,7 +160,10 @@ class State:
     # Pages.
 
     def guarded(self, pool: int) -> set[int]:
-        """Return the pages of a window pool that some pin or open forward needs."""
+        """Return the pages of a window pool that some pin or open forward needs.
+
+        Of each node, they are the last of those that it has.
+        """
         window = dict(self.tree.windows)[pool]
         spans = [
             (anchor, min(anchor.end - window, self.reading.get(anchor, anchor.end)))
@@ -173,7 +176,7 @@ class State:
             for node in self.tree.above(anchor, max(0, start)):
                 run = node.pages[pool]
                 if run is not None and node.loads[pool] is None:
-                    held.update(run)
+                    held.update(run[max(0, start - node.start_of(pool)) :])
         return held
 
     def evictable(self, pool: int) -> int:
@@ -203,7 +206,7 @@ class State:
             if pool in self.tree.full:
                 self._evict_leaf(num_pages - ledger.num_free)
             else:
-                self._evict_window(pool)
+                self._evict_window(pool, num_pages - ledger.num_free)
         return ledger.take(num_pages, state)
 
     def _evict_leaf(self, num_pages: int) -> None:
@@ -246,22 +249,31 @@ class State:
             if not (is_root or parent.stored) and parent.offload is None:
                 self.dirty[parent] = None
 
-    def _evict_window(self, pool: int) -> None:
-        """Drop a node's pages of a window pool; full attention keeps the prefix."""
+    def _evict_window(self, pool: int, num_pages: int) -> None:
+        """Drop a node's pages of a window pool, or only so many, the first ones first.
+
+        Full attention keeps the prefix, and the last pages its boundary.
+        """
         held = self.guarded(pool)
         victims = [
-            node
+            (node.used, node.serial, node)
             for node in self.tree.nodes()
-            if node.pages[pool] is not None
-            and node.loads[pool] is None
-            and held.isdisjoint(node.pages[pool])  # type: ignore[arg-type]  # not None
+            if (run := node.pages[pool]) and run[0] not in held
+            if node.loads[pool] is None
         ]
         require(bool(victims), "eviction finds what was promised", pool, self.promised)
-        node = min(victims, key=lambda victim: (victim.used, victim.serial))
+        *_, node = min(victims)
+        self._trim(node, pool, held, num_pages)
+
+    def _trim(self, node: Node, pool: int, held: set[int], num_pages: int) -> None:
+        """Free the first pages that a pool has of a node, up to those that are held."""
         run = node.pages[pool]
         assert run is not None
-        node.pages[pool] = None
-        self.ledgers[pool].give(run, PageState.TREE)
+        free = run[:num_pages]
+        while free and free[-1] in held:
+            free.pop()
+        self.ledgers[pool].give(free, PageState.TREE)
+        node.pages[pool] = run[len(free) :] or None
 
     def release(self, pool: int, pages: array[int], was: PageState) -> None:
         """Give pages back; while a forward may still touch them, into quarantine."""
@@ -312,8 +324,9 @@ class State:
             held = set() if is_full else self.guarded(pool)
             for node in nodes:
                 run = node.pages[pool]
-                is_needed = node.locks if is_full else not held.isdisjoint(run or ())
-                if run is not None and not is_needed:
+                if run is not None and not is_full:
+                    self._trim(node, pool, held, len(run))
+                elif run is not None and not node.locks:
                     ledger.give(run, PageState.TREE)
                     node.pages[pool] = None
 

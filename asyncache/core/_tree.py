@@ -1,7 +1,9 @@
 """The radix tree of resident prefixes: which pages hold which tokens.
 
 A node covers a run of whole pages. Its state is per pool: ABSENT (no pages), LOADING
-(a load fills them) or RESIDENT. Rules that every method keeps:
+(a load fills them) or RESIDENT. What a pool has of a node are its *last* positions: all
+of them in a full-attention pool, any number in a window pool. Rules that every method
+keeps:
 
 * A node's full-attention pools are never ABSENT; below LOADING there is only LOADING.
 * ``locks`` counts the pins on a node and below it, so a locked node's ancestors are
@@ -105,10 +107,9 @@ class Tree:
         """Return the page ids from the root down to a node; -1 where ABSENT."""
         runs: list[array[int]] = []
         while node.parent is not None:
-            run = node.pages[pool]
-            runs.append(
-                array("i", [-1]) * (node.end - node.start) if run is None else run
-            )
+            run = node.pages[pool] or array("i")
+            runs.append(run)
+            runs.append(array("i", [-1]) * (node.end - node.start - len(run)))
             node = node.parent
         pages = array("i")
         for run in reversed(runs):
@@ -193,9 +194,10 @@ class Tree:
         upper = Node(parent, node.edge[:cut], node.start, position, self.num_pools)
         self._enroll(upper)
         for pool, run in enumerate(node.pages):
-            if run is not None:
-                upper.pages[pool], node.pages[pool] = run[:count], run[count:]
-        upper.loads = list(node.loads)
+            # What is there are the last positions: often the lower part has them all.
+            if run is not None and (above := position - node.start_of(pool)) > 0:
+                upper.pages[pool], node.pages[pool] = run[:above], run[above:]
+                upper.loads[pool] = node.loads[pool]
         if node.hashes is not None:
             upper.hashes, node.hashes = node.hashes[:count], node.hashes[count:]
         upper.used, upper.created = node.used, node.created

@@ -497,7 +497,7 @@ class Cluster:
                         unwritten |= {(pool, page) for page in run}
                         continue
                     for index, page in enumerate(run):
-                        end = (node.start + index + 1) * self.stride
+                        end = (node.start_of(pool) + index + 1) * self.stride
                         content, era = (
                             rank.pages[pool][page],
                             Era(root, self.generation),

@@ -200,8 +200,8 @@ def test_window_pages_adopted_under_a_forward_are_not_offloaded_before_it_ends()
     (node,) = cluster.first.state.tree.nodes()
     assert cluster.first.readies
     # A ready pins nothing: the window goes when another request wants its pages.
-    other = cluster.open([9] * 14)
-    cluster.do("extend", other, 14)
+    other = cluster.open([9] * 16)
+    cluster.do("extend", other, 16)
     cluster.do("abort", other)
     assert node.pages[1] is None
     twin = start(cluster, PROMPT)

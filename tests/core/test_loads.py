@@ -396,8 +396,7 @@ def test_only_the_window_of_a_boundary_is_loaded():
     seq = begin(cluster, PROMPT)
     (plan,) = cluster.first.loads.values()
     assert [(pool, start, len(pages)) for pool, start, pages, _ in plan.pieces] == [
-        (0, 0, 2),
-        (0, 2, 2),
+        (0, 0, 4),
         (1, 2, 2),
     ]
     land(cluster)
@@ -451,6 +450,43 @@ def test_a_page_table_names_no_window_page_that_nothing_keeps_in_place():
     table = list(cluster.request(seq).tables[1])
     assert table[:4] == [-1] * 4
     assert min(table[4:]) >= 0
+
+
+@pytest.mark.parametrize("windows", [(8, 2), (2, 8)])
+def test_gaps_of_two_windows_over_one_node_are_both_loaded(windows):
+    """A page that only the wider one needs was left out, and served all the same."""
+    layout = layout_of(FULL, *(window_pool(w, f"w{w}") for w in windows))
+    sizes = {"kv": 60, "w8": 14, "w2": 14}
+    cluster = Cluster(layout, sizes, requests=4, attach=False)
+    cluster.fill_stores([1] * 12)
+    cluster.serve([1] * 13)
+    other = cluster.open([2] * 28)
+    cluster.do("extend", other, 28)
+    cluster.do("abort", other)
+    cluster.call("attach")
+    seq = cluster.open([1] * 13)
+    assert cluster.restore(seq) == 12
+    blanks = [table.count(-1) for table in cluster.request(seq).tables[1:]]
+    assert blanks == [6 - window // 2 for window in windows]
+
+
+def test_a_window_of_which_the_end_is_left_is_loaded_before_that():
+    """Eviction takes the first pages of a node first: a longer prompt keeps its hit."""
+    cluster = Cluster(WINDOW, {"kv": 48, "window": 8}, mask_ints=256)
+    cluster.fill_stores([1] * 12)
+    cluster.serve([1] * 13)
+    other = cluster.open([2] * 14)
+    cluster.do("extend", other, 14)
+    cluster.do("abort", other)
+    (node,) = cluster.first.state.tree.nodes()
+    assert node.start_of(1) == 5
+    seq = begin(cluster, [1] * 13)
+    (plan,) = cluster.first.loads.values()
+    assert [(pool, start, len(pages)) for pool, start, pages, _ in plan.pieces] == [
+        (1, 4, 1)
+    ]
+    land(cluster)
+    assert cluster.request(seq).hit == 6
 
 
 @pytest.mark.parametrize("good", [0, 1])

@@ -18,6 +18,7 @@ from asyncache.core import (
     FactKind,
     LookupPlan,
     PageHash,
+    PageState,
     Pool,
     fifo,
     filo,
@@ -62,7 +63,6 @@ class Model(RuleBasedStateMachine):
         )
         self.resident: list[set[tuple[str | None, bytes]]] = [set() for _ in self.pools]
         self.num_evicted = 0
-        self.gone: dict = {}
 
     # What happens.
 
@@ -88,8 +88,7 @@ class Model(RuleBasedStateMachine):
             return
         assert request.hit == expected
         needed = -(-len(tokens) // 2) - request.hit
-        for pool in range(len(self.pools)):
-            self.evict(pool, needed)
+        self.evict(needed)
         cluster.do("extend", seq, len(tokens))
         self.check_residents()
         cluster.forward([seq])
@@ -141,61 +140,75 @@ class Model(RuleBasedStateMachine):
             )
         )
 
-    def evict(self, pool: int, num_needed: int) -> None:
-        """Forget, in the order of the policy, until there is room in a pool.
+    def evict(self, num_needed: int) -> None:
+        """Forget, in the order of the policy, until each pool has room.
 
-        Pages of windows go least recently used first, whatever the policy.
+        Leaves go from their tails; of a window pool, the least recently used node's
+        first pages do, whatever the policy.
         """
         state = self.cluster.first.state
-        # Pages that go from the tail of each node: all, but for the last node.
-        gone: dict = self.gone if pool else {}
-        self.gone = gone
-        num_free = state.ledgers[pool].num_free
-        if pool:
-            num_free += sum(
-                count for node, count in gone.items() if node.pages[pool] is not None
-            )
-        tombstones: set = set()
-        while num_free < num_needed:
-            nodes = [node for node in state.tree.nodes() if self.left(node)]
-            if pool == 0:
-                parents = {node.parent for node in nodes}
-                nodes = [n for n in nodes if n not in parents and not n.locks]
-            else:
-                held = self.in_windows()
-                nodes = [
-                    n
-                    for n in nodes
-                    if n.pages[pool] is not None
-                    and n not in held
-                    and n not in tombstones
-                ]
-            # What is left of a leaf is a new node.
-            first = lru if pool else self.policy
-            victim = min(nodes, key=lambda n: (*first(n), n in gone, n.serial))
-            count = left = self.left(victim)
-            if pool:
-                tombstones.add(victim)
-            else:
-                count = gone[victim] = min(left, num_needed - num_free)
-                self.num_evicted += count
-            num_free += count
-            for each in [pool] if pool else range(len(self.pools)):
-                pages = list(self.prefixes(victim))
-                self.resident[each] -= set(pages[left - count : left])
+        gone = self.evict_leaves(state, num_needed)
+        for pool in range(1, len(self.pools)):
+            self.evict_windows(state, pool, num_needed, gone)
 
-    def left(self, node) -> int:
-        """Return the pages of a node that are not gone."""
-        return node.end - node.start - self.gone.get(node, 0)
+    def evict_leaves(self, state, num_needed: int) -> dict:
+        """Return how many pages go from the tail of each node."""
+        gone: dict = {}
+        num_free = state.ledgers[0].num_free
+        while num_free < num_needed:
+            nodes = [n for n in state.tree.nodes() if gone.get(n, 0) < n.end - n.start]
+            parents = {node.parent for node in nodes}
+            leaves = [n for n in nodes if n not in parents and not n.locks]
+            # What is left of a leaf is a new node.
+            victim = min(leaves, key=lambda n: (*self.policy(n), n in gone, n.serial))
+            left = victim.end - victim.start - gone.get(victim, 0)
+            count = min(left, num_needed - num_free)
+            gone[victim] = gone.get(victim, 0) + count
+            self.num_evicted += count
+            num_free += count
+            pages = list(self.prefixes(victim))[left - count : left]
+            for resident in self.resident:
+                resident -= set(pages)
+        return gone
+
+    def evict_windows(self, state, pool: int, num_needed: int, gone: dict) -> None:
+        has = {
+            node: [
+                position
+                for position in range(node.start_of(pool), node.end)
+                if position < node.end - gone.get(node, 0)
+            ]
+            for node in state.tree.nodes()
+        }
+        num_there = sum(map(len, has.values()))
+        num_free = state.ledgers[pool].num_pages - num_there - self.num_own(pool)
+        held = self.in_windows()
+        while num_free < num_needed:
+            free = {
+                node: [at for at in positions if (node, at) not in held]
+                for node, positions in has.items()
+            }
+            victim = min(
+                (node for node in free if free[node]),
+                key=lambda n: (n.used, n in gone, n.serial),
+            )
+            position = free[victim][0]
+            has[victim].remove(position)
+            num_free += 1
+            pages = list(self.prefixes(victim))
+            self.resident[pool].discard(pages[position - victim.start])
+
+    def num_own(self, pool: int) -> int:
+        return self.cluster.count(PageState.REQUEST, pool)
 
     def in_windows(self) -> set:
-        """Return the nodes that some open request's window touches."""
+        """Return the (node, position) that some open request's window needs."""
         held = set()
         for requests in self.cluster.requests.values():
             anchor = node = requests[0].anchor
             while node is not None and node.parent is not None:
-                if node.end > anchor.end - WINDOW:
-                    held.add(node)
+                window = range(max(node.start, anchor.end - WINDOW), node.end)
+                held |= {(node, position) for position in window}
                 node = node.parent
         return held
 
@@ -213,8 +226,9 @@ class Model(RuleBasedStateMachine):
             found = {
                 prefix
                 for node in self.cluster.first.state.tree.nodes()
-                if node.pages[pool] is not None
-                for prefix in self.prefixes(node)
+                for prefix in list(self.prefixes(node))[
+                    node.start_of(pool) - node.start :
+                ]
             }
             assert found == expected
         told = sum(fact[1] for fact in self.cluster.facts(FactKind.EVICTED))
@@ -310,8 +324,8 @@ def resident_pages(cluster: Cluster, packed: bytes) -> list[set[int]]:
         while above.parent is not None:
             key, above = above.edge + key, above.parent
         if packed.startswith(key):
-            for pool, run in enumerate(node.pages):
-                there[pool] |= set(range(node.start, node.end) if run else ())
+            for pool in range(len(there)):
+                there[pool] |= set(range(node.start_of(pool), node.end))
     return there
 
 

@@ -379,8 +379,8 @@ def test_window_pages_are_kept_while_they_are_offloaded():
 def test_a_running_offload_adopts_no_window_pages_that_it_would_not_store():
     cluster = Cluster(WINDOW, {"kv": 48, "window": 8}, mask_ints=256)
     cluster.do("abort", compute(cluster, PROMPT))
-    other = cluster.open([9] * 14)
-    cluster.do("extend", other, 14)
+    other = cluster.open([9] * 16)
+    cluster.do("extend", other, 16)
     cluster.do("abort", other)
     agree(cluster)
     (plan,) = cluster.first.offloads.values()
@@ -428,8 +428,8 @@ def test_a_leaf_without_window_pages_is_evicted_like_any_other():
 def test_window_pages_that_are_still_loading_are_not_offloaded():
     cluster = Cluster(WINDOW, {"kv": 48, "window": 8}, mask_ints=256)
     cluster.do("abort", compute(cluster, PROMPT))
-    other = cluster.open([9] * 14)
-    cluster.do("extend", other, 14)
+    other = cluster.open([9] * 16)
+    cluster.do("extend", other, 16)
     cluster.do("abort", other)
     cluster.fill_stores(PROMPT)
     twin = cluster.open(PROMPT)

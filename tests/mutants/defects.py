@@ -474,7 +474,7 @@ DEFECTS = [
         "the two parts of a split share one list of loads",
         "L1",
         "core/_tree.py",
-        "upper.loads = list(node.loads)",
+        "upper.loads[pool] = node.loads[pool]",
         "upper.loads = node.loads",
     ),
     Defect(
@@ -504,10 +504,12 @@ DEFECTS = [
         "L2",
         "core/_state.py",
         """\
-            and node.loads[pool] is None
-            and held""",
+            if node.loads[pool] is None
+        ]
+        require(""",
         """\
-            and held""",
+        ]
+        require(""",
     ),
     Defect(
         "pages in quarantine count as free",
@@ -581,8 +583,8 @@ DEFECTS = [
         "a reset frees pages that a request still reads",
         "L2",
         "core/_state.py",
-        "if run is not None and not is_needed:",
-        "if run is not None and not (is_needed and node.attached):",
+        "elif run is not None and not node.locks:",
+        "elif run is not None and not (node.locks and node.attached):",
     ),
     Defect(
         "a reset lets loads land in a tree that is gone",
