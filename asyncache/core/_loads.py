@@ -66,8 +66,9 @@ def begin_load(state: State, request: Request, end: int) -> None:
     # What only the base's end needs is not kept: room was promised for this end.
     move_anchor(state, request, node)
     for gap, pool, first in fills:
-        gap.pages[pool] = state.take(pool, gap.end - first, PageState.TRANSIT)
-        load.pieces.append(Piece(pool, first, gap.pages[pool]))
+        pages = state.take(pool, gap.end - first, PageState.TRANSIT)
+        gap.pages[pool] = pages
+        load.pieces.append(Piece(pool, first, pages))
     state.agenda.add(load)
     rest_on(state, request, node, end)
 

@@ -22,7 +22,7 @@ class Device(ABC):
 
     layout: KVLayout
     num_pages: Mapping[str, int]
-    """Pages of each pool, by pool name."""
+    """Pages of each pool, by pool name; of a state pool, slots."""
     host_addressable: bool
     """Whether :meth:`page_views` works: the host can read and write pages in place."""
 
@@ -30,9 +30,9 @@ class Device(ABC):
     def tensor(self, pool: str) -> torch.Tensor:
         """Return all pages of a pool, owned by the device.
 
-        Shape [num_pages, num_layers, num_parts, page_tokens, num_kv_heads, head_dim]
-        whatever the order in memory; for an adopted tensor the axes after the first
-        two are as the owner gave them.
+        Shape [num_pages, num_layers, num_parts, page_tokens, num_kv_heads, head_dim],
+        of a state pool [num_pages, num_layers, *shape], whatever the order in memory;
+        for an adopted tensor the axes after the first two are as the owner gave them.
         """
 
     @abstractmethod
@@ -91,14 +91,29 @@ class Device(ABC):
         """Copy pages into host memory; the reverse of :meth:`write_pages`."""
 
     @abstractmethod
-    async def copy_pages(
-        self, pool: str, sources: Sequence[int], targets: Sequence[int]
+    def copy_pages(
+        self,
+        pool: str,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        *,
+        stream: int | None = None,
     ) -> None:
-        """Copy pages onto other pages of the same pool, all layers.
+        """Copy pages onto other pages of a pool, all layers, in a stream's order.
+
+        What the stream was given before, the copy sees; what comes after sees the copy.
+        It is a step of the forward that runs there, so nothing waits for it here.
+
+        Args:
+            pool: Name of the pool.
+            sources: Page ids, shape [num_pages].
+            targets: Page ids, shape [num_pages].
+            stream: Handle of the stream of the forward. Host memory has none: there the
+                bytes are in place on return.
 
         Raises:
             ValueError: If the lengths differ or a page is both source and target.
-            DeviceError: As for :meth:`write_pages`.
+            DeviceError: If the copy could not be begun.
         """
 
     @abstractmethod

@@ -42,7 +42,8 @@ class CpuDevice(Device):
 
     Args:
         layout: Pools to allocate, filled with zeros.
-        num_pages: Pages of each pool, or of every pool when it is one number.
+        num_pages: Pages of each pool, or of every pool when it is one number; slots of
+            a state pool.
         order: How pages lie in memory.
         host_addressable: False makes :meth:`page_views` refuse, so that an engine
             copies as it would on an accelerator.
@@ -147,8 +148,9 @@ class CpuDevice(Device):
     def layer(self, pool: str, layer: int) -> torch.Tensor:
         """Return all pages of one layer of a pool, owned by the device.
 
-        Shape [num_pages, num_parts, page_tokens, num_kv_heads, head_dim]; for an
-        adopted tensor the axes after the first are as the owner gave them.
+        Shape [num_pages, num_parts, page_tokens, num_kv_heads, head_dim], of a state
+        pool [num_pages, *shape]; for an adopted tensor the axes after the first are as
+        the owner gave them.
         """
         layers = self._pool(pool).layers
         if not 0 <= layer < len(layers):
@@ -205,9 +207,16 @@ class CpuDevice(Device):
 
         await self._copies.run(copy, num_bytes=num_bytes)
 
-    async def copy_pages(
-        self, pool: str, sources: Sequence[int], targets: Sequence[int]
+    def copy_pages(
+        self,
+        pool: str,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        *,
+        stream: int | None = None,
     ) -> None:
+        """Copy at once, on this thread: host memory has no streams."""
+        del stream
         memory = self._pool(pool)
         check_pages(sources, memory.num_pages)
         check_pages(targets, memory.num_pages)
@@ -216,14 +225,8 @@ class CpuDevice(Device):
             raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
         if shared := set(sources) & set(targets):
             raise ValueError(f"pages {sorted(shared)} are both source and target")
-        origins, chosen = tuple(sources), tuple(targets)
-
-        def copy() -> None:
-            for address, other, size in memory.moves(origins, chosen):
-                memmove(address, other, size)
-
-        num_bytes = len(chosen) * memory.space.page_bytes
-        await self._copies.run(copy, num_bytes=num_bytes)
+        for address, other, size in memory.moves(sources, targets):
+            memmove(address, other, size)
 
     async def aclose(self) -> None:
         """Give the memory back once no copy runs; views handed out keep theirs."""

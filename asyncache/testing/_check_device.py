@@ -172,7 +172,7 @@ async def _check_pieces(subject: _Subject) -> None:
 async def _check_copy(subject: _Subject) -> None:
     contents = subject.contents(NUM_PAGES)
     await subject.write(ALL_PAGES, contents)
-    await subject.device.copy_pages(subject.pool, [2, 2], [0, 3])
+    subject.device.copy_pages(subject.pool, [2, 2], [0, 3])
     expected = [contents[page] for page in (2, 1, 2, 2)]
     _expect(await subject.read(ALL_PAGES) == expected, "pages are copied, no others")
 
@@ -180,7 +180,7 @@ async def _check_copy(subject: _Subject) -> None:
 async def _check_nothing(subject: _Subject) -> None:
     await subject.device.write_pages(subject.pool, [], [])
     await subject.device.read_pages(subject.pool, [], [])
-    await subject.device.copy_pages(subject.pool, [], [])
+    subject.device.copy_pages(subject.pool, [], [])
 
 
 async def _check_bad_input(subject: _Subject) -> None:
@@ -192,7 +192,7 @@ async def _check_bad_input(subject: _Subject) -> None:
         with _raises(ValueError):
             await subject.write(bad, subject.contents(len(bad)))
         with _raises(ValueError):
-            await device.copy_pages(pool, [0, 2][: len(bad)], bad)
+            device.copy_pages(pool, [0, 2][: len(bad)], bad)
     for bad in ([-1], [device.num_pages[pool]]):
         with _raises(ValueError):
             await subject.read(bad)
@@ -203,9 +203,9 @@ async def _check_bad_input(subject: _Subject) -> None:
         with _raises(ValueError):
             await subject.write([0], sources)
     with _raises(ValueError):
-        await device.copy_pages(pool, [0, 1], [1, 2])
+        device.copy_pages(pool, [0, 1], [1, 2])
     with _raises(ValueError):
-        await device.copy_pages(pool, [0, 1], [2])
+        device.copy_pages(pool, [0, 1], [2])
     with _raises(ValueError):
         await device.write_pages(f"no_{pool}", [], [])
     _expect(await subject.read(ALL_PAGES) == contents, "bad input changes nothing")
@@ -225,10 +225,6 @@ async def _cancelled_write(subject: _Subject) -> None:
     subject.memory[:] = map(bytearray, subject.contents(NUM_PAGES))
     sources = [[memoryview(page)] for page in subject.memory]
     await subject.device.write_pages(subject.pool, ALL_PAGES, sources)
-
-
-async def _cancelled_copy(subject: _Subject) -> None:
-    await subject.device.copy_pages(subject.pool, [0, 1], [2, 3])
 
 
 async def _cancelled_read(subject: _Subject) -> None:
@@ -294,6 +290,5 @@ _CHECKS = (
 )
 _CANCELLATIONS = (
     (_cancelled_write, _check_pages_are_left_alone),
-    (_cancelled_copy, _check_pages_are_left_alone),
     (_cancelled_read, _check_targets_are_left_alone),
 )

@@ -1,4 +1,4 @@
-"""A device whose copies stop half-way, at gates that a test opens.
+"""A device whose copies from and to the host stop half-way, at gates that a test opens.
 
 While a copy is held, the first half of each page is new and the rest is old, as it may
 be at any moment of a real copy. A copy that has begun cannot be recalled: cancelled,
@@ -33,7 +33,6 @@ class GateDevice(Device):
     Attributes:
         write_gate: Holds each :meth:`write_pages`.
         read_gate: Holds each :meth:`read_pages`.
-        copy_gate: Holds each :meth:`copy_pages`.
     """
 
     def __init__(self, inner: Device, *, is_open: bool = False) -> None:
@@ -42,15 +41,11 @@ class GateDevice(Device):
         self.host_addressable = False
         self.write_gate = Gate(is_open=is_open)
         self.read_gate = Gate(is_open=is_open)
-        self.copy_gate = Gate(is_open=is_open)
         self._inner = inner
 
     def __repr__(self) -> str:
         """Show the gates."""
-        return (
-            f"<GateDevice write={self.write_gate!r} read={self.read_gate!r} "
-            f"copy={self.copy_gate!r}>"
-        )
+        return f"<GateDevice write={self.write_gate!r} read={self.read_gate!r}>"
 
     def tensor(self, pool: str) -> torch.Tensor:
         return self._inner.tensor(pool)
@@ -97,20 +92,15 @@ class GateDevice(Device):
 
         await _run_to_end(copy)
 
-    async def copy_pages(
-        self, pool: str, sources: Sequence[int], targets: Sequence[int]
+    def copy_pages(
+        self,
+        pool: str,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        *,
+        stream: int | None = None,
     ) -> None:
-        if shared := set(sources) & set(targets):
-            raise ValueError(f"pages {sorted(shared)} are both source and target")
-
-        async def copy() -> None:
-            new = await self._contents(pool, sources)
-            torn = _halves(new, await self._contents(pool, targets))
-            await self._inner.write_pages(pool, targets, _buffers(torn))
-            await self.copy_gate.pass_through()
-            await self._inner.copy_pages(pool, sources, targets)
-
-        await _run_to_end(copy)
+        self._inner.copy_pages(pool, sources, targets, stream=stream)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -107,7 +107,7 @@ async def test_a_closed_device_refuses_everything():
     with pytest.raises(ClosedError):
         device.page_views("kv", [0])
     with pytest.raises(ClosedError):
-        await device.copy_pages("kv", [0], [1])
+        device.copy_pages("kv", [0], [1])
     assert "closed" in repr(device)
 
 

@@ -25,8 +25,8 @@ class WritesAllLayers(CpuDevice):
 
 
 class ForgetsToCopy(CpuDevice):
-    async def copy_pages(self, pool, sources, targets):
-        await super().copy_pages(pool, sources[:1], targets[:1])
+    def copy_pages(self, pool, sources, targets, *, stream=None):
+        super().copy_pages(pool, sources[:1], targets[:1], stream=stream)
 
 
 class HandsOutCopies(CpuDevice):
