@@ -19,6 +19,7 @@ from asyncache.core._effects import (
     Restored,
     Settled,
     Shortened,
+    SlotCopy,
     StartLoad,
     StartOffload,
     Stop,
@@ -51,6 +52,7 @@ from asyncache.core._layout import (
     KVLayout,
     PageSpace,
     Pool,
+    StatePool,
     WindowPool,
 )
 from asyncache.core._ledger import PageState
@@ -132,9 +134,11 @@ __all__ = [
     "Restored",
     "Settled",
     "Shortened",
+    "SlotCopy",
     "Stage",
     "StartLoad",
     "StartOffload",
+    "StatePool",
     "Stop",
     "StoreError",
     "Tokens",

@@ -29,6 +29,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from asyncache.core._effects import SlotCopy
 from asyncache.core._errors import TooManyRequestsError, require
 from asyncache.core._hashes import Namespace, PageHash
 from asyncache.core._node import Node
@@ -56,6 +57,20 @@ class Transaction:
         return f"<{type(self).__name__} {self.seq} claim={self.claim}>"
 
 
+@dataclass(slots=True)
+class Slots:
+    """A request's part in the state pools."""
+
+    own: array[int] = field(default_factory=lambda: array("i"))
+    """One a state pool, from its reservation on: the model overwrites them."""
+    promised: int = 0
+    """Of each state pool, kept for what its lookup may load."""
+    checkpoints: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By boundary, a slot a state pool: not published yet."""
+    is_behind: bool = False
+    """Whether the state at its hit has yet to be copied to its own."""
+
+
 class Request(Transaction):
     """One prompt, its pages, and what they stand on.
 
@@ -67,13 +82,16 @@ class Request(Transaction):
 
     ``shared`` is ``anchor.end``: it starts at the hit and grows with each publish. Own
     pages are flagged position by position, for a duplicate stays the request's own
-    even where the tree holds another page for the same tokens.
+    even where the tree holds another page for the same tokens. ``passed`` counts, a
+    window pool, the leading positions whose pages are needed no more; ``computed`` the
+    tokens that had pages when the last forward began.
     """
 
     __slots__ = (
         "anchor",
         "barred",
         "committed",
+        "computed",
         "extent",
         "generation",
         "hit",
@@ -82,10 +100,12 @@ class Request(Transaction):
         "needs",
         "num_reserve",
         "own",
+        "passed",
         "priority",
         "promise",
         "remainder",
         "root_hash",
+        "slots",
         "spare",
         "tables",
         "tail",
@@ -115,15 +135,15 @@ class Request(Transaction):
         self.own = [bytearray() for _ in range(num_pools)]
         self.spare = [array("i") for _ in range(num_pools)]
         self.anchor: Node | None = None
-        self.hit = 0
-        self.extent = 0
-        self.committed = 0
+        self.hit = self.extent = self.computed = self.committed = 0
         self.want = 0
         """Pages that commits asked to publish; more than ``shared`` while parked."""
         self.promise = 0
         """Pages reserved, those taken included; 0 without a reservation."""
         self.remainder = 0
         """Pages promised and not yet taken."""
+        self.passed = [0] * num_pools
+        self.slots = Slots()
         self.barred = False
         """A load of this attempt failed: it is not tried again."""
         self.needs: dict[Load, None] = {}
@@ -242,6 +262,8 @@ class Bracket:
     """(pool, pages) released while this was the newest bracket."""
     writes: list[tuple[Node, int, list[int]]] = field(default_factory=list)
     """(node, start, pools) of what its requests published: it may still write that."""
+    copies: list[SlotCopy] = field(default_factory=list)
+    """What brings its requests' slots to where their hits end, as it begins."""
 
 
 class Agenda:

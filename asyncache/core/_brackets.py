@@ -1,9 +1,10 @@
 """Forward brackets: no page changes hands under a running forward.
 
 ``with cache.forward(requests)`` opens a numbered bracket on every rank. While it is
-open, the prefixes of its requests stay pinned, and pages that anyone gives back wait
-in quarantine under the newest number. They go free when every rank has finished that
-bracket: on a CPU when the block was left, on CUDA when the event at its end has fired.
+open, the prefixes of its requests stay pinned, with the states that it begins with, and
+pages that anyone gives back wait in quarantine under the newest number. They go free
+when every rank has finished that bracket: on a CPU when the block was left, on CUDA
+when the event at its end has fired.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from asyncache.core._agenda import Bracket, Request
 from asyncache.core._ledger import PageState
+from asyncache.core._slots import restore_own
 from asyncache.core._state import State
 
 
@@ -22,6 +24,9 @@ def open_bracket(state: State, requests: Sequence[Request]) -> int:
     for node in pins:
         state.pin(node)
     bracket = Bracket(state.num_brackets, pins, dict.fromkeys(requests))
+    bracket.copies = restore_own(state, bracket.requests)
+    for request in bracket.requests:
+        request.computed = request.extent
     state.brackets[bracket.number] = bracket
     return bracket.number
 

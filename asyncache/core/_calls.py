@@ -9,8 +9,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from asyncache.core import _brackets, _requests, _resets, _verdicts
+from asyncache.core import _brackets, _requests, _resets, _slots, _verdicts
 from asyncache.core._agenda import Load, Request
+from asyncache.core._effects import SlotCopy
 from asyncache.core._errors import ClosedError
 from asyncache.core._hashes import Namespace
 from asyncache.core._state import State
@@ -85,7 +86,8 @@ class Calls:
         """Forget the tokens past ``num_tokens``.
 
         Raises:
-            ValueError: If it is below what is shared, or more than are known.
+            ValueError: If it is below what is shared or what a window has passed, or
+                more than are known.
             OrderError: If a restore waits for its answer.
         """
         self._check_open(request)
@@ -125,12 +127,34 @@ class Calls:
         self._called(b"close", request)
 
     def forward(self, requests: Sequence[Request]) -> int:
-        """Open a bracket around a forward; return its number."""
+        """Open a bracket around a forward; return its number.
+
+        What is to be copied as it begins is in ``look.copies(number)``.
+
+        Raises:
+            OrderError: If the layout has states, and a request's is still on its way.
+        """
         for request in requests:
             self._check_open(request)
+        _slots.check_settled(self._state, requests)
         number = _brackets.open_bracket(self._state, requests)
         self._called(b"forward", None, *(request.seq for request in requests))
         return number
+
+    def checkpoint(self, request: Request, num_tokens: int) -> list[SlotCopy]:
+        """Keep the state after ``num_tokens`` for a later commit.
+
+        Returns:
+            What is to be copied, inside the forward; nothing if there is no room.
+
+        Raises:
+            ValueError: If ``num_tokens`` is no boundary that the forward reaches.
+            OrderError: If no forward over the request is open.
+        """
+        self._check_open(request)
+        copies = _slots.checkpoint(self._state, request, num_tokens)
+        self._called(b"checkpoint", request, num_tokens, len(copies))
+        return copies
 
     def attach(self) -> None:
         """From now on look up, load and offload, what is resident first."""

@@ -4,10 +4,14 @@ The tree keeps the pages that it has; a request's own pages for the same tokens 
 duplicates and stay the request's until it ends, for a page id that a model was given
 must not change under it. A commit stops at the first page that is LOADING, its own
 load's included, and where pinning resident pages that it duplicates would break a
-promise; the rest is *parked*, and tried again whenever something has changed.
+promise; the rest is *parked*, and tried again whenever something has changed. Nodes end
+where the request has taken a checkpoint, for that is where their state belongs.
 """
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
 
 from asyncache.core._agenda import Offload, Request
 from asyncache.core._effects import Fact, FactKind
@@ -15,6 +19,7 @@ from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
 from asyncache.core._offloads import offer_again, topmost_unsaved
 from asyncache.core._reservations import try_pin
+from asyncache.core._slots import drop_checkpoints
 from asyncache.core._state import State
 from asyncache.core._tree import Walk
 
@@ -24,7 +29,13 @@ def publish(state: State, request: Request) -> None:
     if request.generation != state.generation:
         # Computed by what was reset away: it is nobody else's.
         request.want = request.shared
-    if request.want > request.shared and not request.needs:
+        drop_checkpoints(state, request, range(request.extent + 1))
+    # A state that the request has yet to copy must stay at the end of its anchor.
+    if (
+        request.want > request.shared
+        and not request.needs
+        and not request.slots.is_behind
+    ):
         _publish(state, request)
     if request.want > request.shared:
         state.parked[request.seq] = request
@@ -58,18 +69,19 @@ def _publish(state: State, request: Request) -> None:
     if not _try_stand_on(state, request, node):
         return
     _split_at_gaps(state, node, shared)
-    path = list(tree.above(node, shared))
-    given = {above: _adopt_windows(state, request, above) for above in path}
+    _split_at_checkpoints(state, request, node, shared)
+    given = {above: _adopt(state, request, above) for above in tree.above(node, shared)}
     if node.end < end:
-        node = tree.attach(node, key[node.end * tree.stride :])
-        for pool in range(tree.num_pools):
-            _give(state, request, node, pool)
-        path.insert(0, node)
-        given[node] = list(range(tree.num_pools))
-        state.effects.append(Fact(FactKind.PUBLISHED, node.end - node.start))
+        state.effects.append(Fact(FactKind.PUBLISHED, end - node.end))
+        for stop in _stops(request, node.end, end):
+            node = tree.attach(node, key[node.end * tree.stride : stop * tree.stride])
+            given[node] = _give_all(state, request, node, range(tree.num_pools))
         _stand_on(state, request, node)
+    # What the tree had already.
+    drop_checkpoints(state, request, range(end + 1))
     if any(given.values()):
         _bracket(state, request, given)
+    path = list(tree.above(node, shared))
     for above in path:
         above.used = state.clock
         above.hits += 1
@@ -109,32 +121,68 @@ def _first_loading(state: State, walk: Walk, end: int) -> int:
 
 def _split_at_gaps(state: State, anchor: Node, start: int) -> None:
     """Split nodes that lack a part of their window pages: what is given is whole."""
-    for pool, _ in state.tree.windows:
+    for pool, *_ in state.tree.trailing:
         for node in list(state.tree.above(anchor, start)):
             first = node.start_of(pool)
             if node.start < first < node.end and not isinstance(node.offload, Offload):
                 state.tree.split(node, first)
 
 
-def _adopt_windows(state: State, request: Request, node: Node) -> list[int]:
-    """Give a node the window pages that it lacks; return of which pools."""
+def _split_at_checkpoints(
+    state: State, request: Request, anchor: Node, start: int
+) -> None:
+    """Let nodes end where the request has a state for them."""
+    for node in list(state.tree.above(anchor, start)):
+        # An offload that runs takes none, and splits for nothing.
+        if not isinstance(node.offload, Offload):
+            for stop in _stops(request, node.start, node.end)[:-1]:
+                state.tree.split(node, stop)
+
+
+def _stops(request: Request, start: int, end: int) -> list[int]:
+    """Return where nodes from ``start`` to ``end`` must end, in order."""
+    return [*sorted(at for at in request.slots.checkpoints if start < at < end), end]
+
+
+def _adopt(state: State, request: Request, node: Node) -> list[int]:
+    """Give a node the windows and the state that it lacks; return of which pools."""
     # An offload that runs would call the node stored, without these pages.
     if isinstance(node.offload, Offload):
         return []
     lacking = [pool for pool, _ in state.tree.windows if node.pages[pool] is None]
-    for pool in lacking:
-        _give(state, request, node, pool)
+    given = _give_all(state, request, node, lacking)
+    if given:
         node.stored = False
-    return lacking
+    return given
 
 
-def _give(state: State, request: Request, node: Node, pool: int) -> None:
-    """Hand a request's own pages to a node of the same positions."""
-    place = slice(node.start, node.end)
+def _give_all(
+    state: State, request: Request, node: Node, pools: Iterable[int]
+) -> list[int]:
+    """Hand a request's own pages to a node; return of which pools it had any."""
+    given = []
+    for pool in pools:
+        is_state = pool in state.tree.states
+        pages = (_own_state if is_state else _own_pages)(request, node, pool)
+        if pages:
+            state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
+            node.pages[pool] = pages
+            given.append(pool)
+    return given
+
+
+def _own_pages(request: Request, node: Node, pool: int) -> array[int]:
+    """Let go of a request's pages for a node: the last ones, if a window has passed."""
+    place = slice(max(node.start, request.passed[pool]), node.end)
     pages = request.tables[pool][place]
-    state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
     request.own[pool][place] = bytes(len(pages))
-    node.pages[pool] = pages
+    return pages
+
+
+def _own_state(request: Request, node: Node, pool: int) -> array[int]:
+    """Let go of a request's checkpoint at the end of a node, if it has one."""
+    slots = request.slots.checkpoints.get(node.end, {})
+    return array("i", [slots.pop(pool)] if pool in slots else [])
 
 
 def _bracket(state: State, request: Request, given: dict[Node, list[int]]) -> None:

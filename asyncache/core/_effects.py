@@ -35,6 +35,14 @@ class Moved(NamedTuple):
     hashes: Sequence[PageHash]
 
 
+class SlotCopy(NamedTuple):
+    """A state to copy from one slot of a pool to another, inside a forward."""
+
+    pool: int
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
     """What a lookup asks the store.
@@ -44,8 +52,9 @@ class LookupPlan:
         start: Boundary that is resident.
         end: Longest boundary wanted.
         asks: Pages to look for, a run a pool.
-        windows: For each window pool (pool, window, origin, present): a byte a
-            position from ``origin`` on, 1 where the page is resident.
+        windows: For each window or state pool (pool, window, origin, present): a byte
+            a position from ``origin`` on, 1 where the page is resident. A state pool's
+            window is 1, and its page the state at the end of that position.
     """
 
     seq: int

@@ -6,7 +6,7 @@ Nothing here changes anything, and nothing that decides asks here: the ledger kn
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import compress
+from itertools import chain, compress
 from typing import NamedTuple
 
 from asyncache.core._agenda import Bracket, Load, Request
@@ -57,11 +57,20 @@ def holdings(state: State) -> Iterator[Holding]:
                 yield Holding(pool, mine, PageState.REQUEST, transaction)
                 spare = transaction.spare[pool]
                 yield Holding(pool, spare, PageState.REQUEST, transaction)
+            yield from _slots(state, transaction)
     owners: list[Load | Bracket] = list(state.brackets.values())
     owners += [t for t in state.agenda.open.values() if isinstance(t, Load)]
     for owner in owners:
         for pool, pages in owner.held:
             yield Holding(pool, pages, PageState.QUARANTINE, owner)
+
+
+def _slots(state: State, request: Request) -> Iterator[Holding]:
+    """Yield a request's state slots: its own, and its checkpoints."""
+    checkpoints = [slots.items() for slots in request.slots.checkpoints.values()]
+    own = zip(state.tree.states, request.slots.own, strict=False)
+    for pool, slot in [*own, *chain.from_iterable(checkpoints)]:
+        yield Holding(pool, [slot], PageState.REQUEST, request)
 
 
 def orphans(state: State) -> list[Node]:

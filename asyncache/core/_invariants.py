@@ -71,6 +71,8 @@ def _check_node(state: State, node: Node) -> None:
         require(not (absent and pool in tree.full), "full pools are there", node)
         is_whole = run is None or len(run) == num_pages
         require(is_whole or pool not in tree.full, "a page a position", node)
+        is_one = absent or len(run or ()) == 1
+        require(is_one or pool not in tree.states, "one state a node", node)
         require(run is None or 0 < len(run) <= num_pages, "the last positions", node)
         load = node.loads[pool]
         require(load is None or not absent, "LOADING has pages", node)
@@ -168,10 +170,15 @@ def _pinned(state: State) -> Iterator[Node]:
 def _check_request(state: State, request: Request) -> None:
     tree = state.tree
     length = len(request.tables[tree.backbone])
-    for pool, table in enumerate(request.tables):
-        require(len(table) == len(request.own[pool]) == length, "tables are aligned")
+    for pool in tree.paged:
+        table, own = request.tables[pool], request.own[pool]
+        require(len(table) == len(own) == length, "tables are aligned")
         spare = len(request.spare[pool])
         require(spare == len(request.spare[tree.backbone]), "spare pages are aligned")
+        behind = slice(request.passed[pool])
+        require({*table[behind]} <= {-1}, "a window has passed these", request)
+        require(not any(own[behind]), "and they are not its own", request)
+    _check_slots(state, request)
     require(request.hit <= length, "a hit has pages", request)
     require(
         request.hit <= request.shared or not request.hit, "a hit is pinned", request
@@ -189,6 +196,26 @@ def _check_request(state: State, request: Request) -> None:
     if request.anchor is not None:
         for load in request.needs:
             require(request in load.interest, "interest is mutual", request, load)
+
+
+def _check_slots(state: State, request: Request) -> None:
+    states = state.tree.states
+    if request.slots.own or request.promise:
+        require(len(request.slots.own) == len(states), "a slot a state pool", request)
+    waits = request.lookup is not None
+    require(waits or not request.slots.promised, "slots are kept for lookups", request)
+    require(request.computed <= request.extent, "it computed what it has", request)
+    last = request.computed // state.tree.page_tokens
+    for boundary, slots in request.slots.checkpoints.items():
+        require([*slots] == states, "a checkpoint of all states", request, boundary)
+        is_own = request.shared < boundary <= last and not request.needs
+        require(is_own, "checkpoints are not shared yet", request, boundary)
+    if request.slots.is_behind:
+        anchor = request.anchor
+        assert anchor is not None
+        require(anchor.end == request.hit, "its state is at its end", request)
+        for pool in states:
+            require(anchor.pages[pool] is not None, "its state is kept", request)
 
 
 def _check_load(state: State, load: Load) -> None:
@@ -220,6 +247,8 @@ def _check_sums(state: State) -> None:
     requests = [t for t in state.agenda.open.values() if isinstance(t, Request)]
     promised = sum(request.remainder for request in requests)
     require(promised == state.promised, "promises are summed", promised, state.promised)
+    slots = sum(request.slots.promised for request in requests)
+    require(slots == state.promised_slots, "slots are summed", state.promised_slots)
     for pool in range(len(state.ledgers)):
         require(state.slack(pool) >= 0, "promises can be kept", pool, state.slack(pool))
     offloading = sum(isinstance(t, Ready | Offload) for t in state.agenda.open.values())
@@ -244,6 +273,7 @@ def dump(state: State) -> tuple[object, ...]:
             (bracket.number, _serials(bracket.pins), list(bracket.held)),
             [(node.serial, at, pools) for node, at, pools in bracket.writes],
             [request.seq for request in bracket.requests],
+            list(bracket.copies),
         )
         for bracket in state.brackets.values()
     ]
@@ -255,7 +285,8 @@ def dump(state: State) -> tuple[object, ...]:
         _serials(state.dirty),
     )
     sums = (
-        (state.clock, state.promised, state.num_offloading, state.store_attached),
+        (state.clock, state.promised, state.promised_slots),
+        (state.num_offloading, state.store_attached),
         (state.num_brackets, state.num_finished, state.digest),
         (tree.num_nodes, tree.locked_pages, tree.clean_pages),
         (state.generation, state.layout.revision),
@@ -314,4 +345,7 @@ def _request(request: Request) -> tuple[object, ...]:
         (request.hit, request.extent, request.committed, request.want),
         (request.num_reserve, request.promise, request.remainder, request.barred),
         [load.seq for load in request.needs],
+        (request.computed, list(request.passed), request.slots.is_behind),
+        (list(request.slots.own), request.slots.promised),
+        [(at, dict(slots)) for at, slots in request.slots.checkpoints.items()],
     )

@@ -1,8 +1,9 @@
 """What a page is: the pools of a model, the bytes of their pages, and their identity.
 
-A pool is one kind of per-token state. It says which of its pages a prefix needs:
-attention needs them all, a sliding window only the trailing ones. Everything that
-changes the meaning of a page's bytes is part of ``KVLayout.identity``.
+A pool is one kind of what layers keep of a prefix. It says which of its pages a prefix
+needs: attention needs them all, a sliding window only the trailing ones, a recurrent
+state only the one at its end. Everything that changes the meaning of a page's bytes is
+part of ``KVLayout.identity``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Coverage(Enum):
 
     ALL_PAGES = auto()
     TRAILING = auto()
+    ENDPOINT = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,41 @@ class WindowPool:
         return Coverage.TRAILING
 
 
-Pool = AttentionPool | WindowPool
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePool:
+    """States of recurrent layers: a prefix needs the one at its end.
+
+    Linear attention is one of them. The unit is a *slot* in place of a page: the state
+    after some number of tokens. A request has one of its own, which the model
+    overwrites as it goes; the tree keeps copies where a checkpoint was taken.
+
+    Args:
+        name: Name of the pool in store keys, ``[a-z][a-z0-9_]*``.
+        num_layers: Layers that keep a state in this pool.
+        shape: Shape of one layer's state on this rank, in elements.
+        dtype: Element type by name, such as "float32".
+        replicated: Whether every rank holds the same bytes, so that the store keeps
+            one copy for all of them.
+    """
+
+    name: str
+    num_layers: int
+    shape: tuple[int, ...]
+    dtype: str
+    replicated: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name_and_dtype(self.name, self.dtype)
+        check_at_least(1, "num_layers", self.num_layers)
+        _check_shape(self.shape)
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which of its slots a prefix needs."""
+        return Coverage.ENDPOINT
+
+
+Pool = AttentionPool | WindowPool | StatePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +145,7 @@ class PageSpace:
             every rank holds the same bytes.
         dtype: Element type by name.
         shape: Shape of one page, [num_layers, num_parts, page_tokens, num_kv_heads,
-            head_dim].
+            head_dim], or of one slot, [num_layers, *shape].
 
     Raises:
         TypeError: If the shape is not a tuple of ints.
@@ -126,12 +162,7 @@ class PageSpace:
         _check_name_and_dtype(self.pool, self.dtype)
         if not _SHARD.fullmatch(self.shard):
             raise ValueError(f"a shard must match {_SHARD.pattern}, not {self.shard!r}")
-        if not isinstance(self.shape, tuple):
-            raise TypeError(f"shape must be a tuple, not {type(self.shape).__name__}")
-        if not self.shape:
-            raise ValueError("shape must have at least one extent, got ()")
-        for extent in self.shape:
-            check_at_least(1, "an extent of shape", extent)
+        _check_shape(self.shape)
 
     @property
     def num_layers(self) -> int:
@@ -201,28 +232,37 @@ class KVLayout:
     def _frame_pools(self) -> bytes:
         fields = [str(self.page_tokens)]
         for pool in self.pools:
-            window = pool.window_tokens if isinstance(pool, WindowPool) else 0
-            shape = (pool.num_layers, pool.num_parts, pool.num_kv_heads, pool.head_dim)
-            fields += [pool.name, pool.dtype, str(window), str(pool.replicated)]
-            fields += map(str, shape)
+            if isinstance(pool, StatePool):
+                # No window is "state", and it tells how many extents follow.
+                kind, shape = "state", (len(pool.shape), *pool.shape)
+            else:
+                kind = str(pool.window_tokens if isinstance(pool, WindowPool) else 0)
+                shape = (pool.num_parts, pool.num_kv_heads, pool.head_dim)
+            fields += [pool.name, pool.dtype, kind, str(pool.replicated)]
+            fields += map(str, (pool.num_layers, *shape))
         return frame(*(text.encode() for text in fields))
 
     def window_pages(self, pool: Pool) -> int:
-        """Return how many trailing pages a prefix needs of a window pool."""
+        """Return how many trailing pages a prefix needs of a window or a state pool."""
+        if isinstance(pool, StatePool):
+            return 1
         assert isinstance(pool, WindowPool)
         return -(-pool.window_tokens // self.page_tokens)
 
     def space(self, pool: Pool, *, rank: int = 0, num_ranks: int = 1) -> PageSpace:
         """Return what the bytes of this pool's pages are on one rank."""
-        shape = (
-            pool.num_layers,
-            pool.num_parts,
-            self.page_tokens,
-            pool.num_kv_heads,
-            pool.head_dim,
-        )
+        shape: tuple[int, ...]
+        if isinstance(pool, StatePool):
+            shape = pool.shape
+        else:
+            shape = (
+                pool.num_parts,
+                self.page_tokens,
+                pool.num_kv_heads,
+                pool.head_dim,
+            )
         shard = "all" if pool.replicated else f"{rank}of{num_ranks}"
-        return PageSpace(pool.name, shard, pool.dtype, shape)
+        return PageSpace(pool.name, shard, pool.dtype, (pool.num_layers, *shape))
 
 
 def frame(*fields: bytes) -> bytes:
@@ -230,10 +270,19 @@ def frame(*fields: bytes) -> bytes:
     return b"".join(struct.pack("<Q", len(field)) + field for field in fields)
 
 
-def _check_pool(pool: Pool) -> None:
+def _check_pool(pool: AttentionPool | WindowPool) -> None:
     _check_name_and_dtype(pool.name, pool.dtype)
     for name in ("num_layers", "num_kv_heads", "head_dim", "num_parts"):
         check_at_least(1, name, getattr(pool, name))
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    if not isinstance(shape, tuple):
+        raise TypeError(f"shape must be a tuple, not {type(shape).__name__}")
+    if not shape:
+        raise ValueError("shape must have at least one extent, got ()")
+    for extent in shape:
+        check_at_least(1, "an extent of shape", extent)
 
 
 def _check_name_and_dtype(name: str, dtype: str) -> None:

@@ -239,6 +239,7 @@ def _put_back(state: State, requests: list[Request], *, resident: bool) -> None:
     for request in fallen:
         num_tokens = request.hit * state.tree.page_tokens
         request.extent = min(request.extent, num_tokens)
+        request.computed = min(request.computed, num_tokens)
         request.committed = min(request.committed, num_tokens)
         # A restore that is still open has told its request of no hit yet.
         if request.lookup is None:
@@ -255,8 +256,8 @@ def _fall(state: State, request: Request, *, resident: bool) -> bool:
     hit = servable(tree, walk, request.hit, resident=resident)
     if hit == request.hit:
         return False
-    for pool, spare in enumerate(request.spare):
-        spare.extend(request.tables[pool][request.hit :])
+    for pool in tree.paged:
+        request.spare[pool].extend(request.tables[pool][request.hit :])
     node = tree.end_at(root, walk, hit) if root is not None and hit else None
     rest_on(state, request, node, hit)
     trim_spare(state, request)

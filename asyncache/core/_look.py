@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from asyncache.core import _holdings, _invariants, _stages
 from asyncache.core._agenda import Load, Request
 from asyncache.core._boundaries import servable
+from asyncache.core._effects import SlotCopy
 from asyncache.core._hashes import Namespace, root_hash
 from asyncache.core._holdings import Holding, Resident
 from asyncache.core._ledger import PageState
@@ -39,6 +40,7 @@ class ReplicaStatistics:
         num_requests: Open requests.
         num_waiting: Requests that wait for a reservation.
         promised_pages: Pages that requests were promised and have not taken.
+        promised_slots: Slots of each state pool that are kept for what may be loaded.
         evictable_pages: Pages of the first full-attention pool that could be evicted.
     """
 
@@ -48,6 +50,7 @@ class ReplicaStatistics:
     num_requests: int
     num_waiting: int
     promised_pages: int
+    promised_slots: int
     evictable_pages: int
 
 
@@ -118,8 +121,13 @@ class Look:
             num_requests=num_requests,
             num_waiting=len(state.waiting),
             promised_pages=state.promised,
+            promised_slots=state.promised_slots,
             evictable_pages=state.evictable(state.tree.backbone),
         )
+
+    def copies(self, bracket: int) -> list[SlotCopy]:
+        """Return what is to be copied as an open forward begins, by its number."""
+        return list(self._state.brackets[bracket].copies)
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless every law of the state holds."""

@@ -18,6 +18,7 @@ any        quiet                            CLOSED, once no commit of it is park
 from __future__ import annotations
 
 from array import array
+from itertools import compress
 
 from asyncache.core._agenda import Request
 from asyncache.core._commits import offer_hit, publish
@@ -36,6 +37,7 @@ from asyncache.core._reservations import (
     update_remainder,
 )
 from asyncache.core._restores import begin_restore, forget_restore
+from asyncache.core._slots import drop_checkpoints, give_back
 from asyncache.core._state import State
 
 MAX_PRIORITY = 2**31 - 1
@@ -102,7 +104,8 @@ def extend(state: State, request: Request, num_tokens: int) -> int:
     beyond = needed - request.remainder - len(request.spare[state.tree.backbone])
     if beyond > 0:
         _check_slack(state, needed, beyond)
-    for pool in range(len(request.tables)):
+    _pass_windows(state, request)
+    for pool in state.tree.paged:
         _add_pages(state, request, pool, needed)
     request.extent = num_tokens
     update_remainder(state, request)
@@ -128,11 +131,41 @@ def _check_no_restore(request: Request, call: str) -> None:
         raise OrderError(f"{call} while a restore is open: await it first")
 
 
+def _pass_windows(state: State, request: Request) -> None:
+    """Give back the window pages that what is computed next does not look back to.
+
+    A forward has computed, or computes in an open bracket, what was extended before.
+    """
+    if request.needs:
+        # Its hit may fall: the pages above it are what it goes on with.
+        return
+    for pool, _, window_tokens in state.tree.trailing:
+        edge = (request.computed - window_tokens) // state.tree.page_tokens
+        if request.want > request.shared:
+            # A commit that is parked still has to publish the rest.
+            edge = min(edge, request.shared)
+        behind = slice(request.passed[pool], edge)
+        if behind.start < edge:
+            table, own = request.tables[pool], request.own[pool]
+            pages = array("i", compress(table[behind], own[behind]))
+            state.release(pool, pages, PageState.REQUEST)
+            table[behind] = array("i", [-1]) * (edge - behind.start)
+            own[behind] = bytes(edge - behind.start)
+            request.passed[pool] = edge
+
+
 def _reserve_now(state: State, request: Request) -> None:
     _size_reservation(state, request)
     ahead = any(seq < request.seq for seq in state.waiting)
     if ahead or not try_reserve(state, request, match=False):
-        available = 0 if ahead else max(0, state.least_slack())
+        if state.page_slack() >= request.num_reserve and not ahead:
+            raise OutOfPagesError(
+                "need a state slot, and none is neither used nor promised: wait, or"
+                " suspend a request",
+                needed=1,
+                available=0,
+            )
+        available = 0 if ahead else max(0, state.page_slack())
         raise OutOfPagesError(
             f"need {request.num_reserve} pages, {available} are neither used nor"
             " promised: wait, or suspend a request",
@@ -142,7 +175,7 @@ def _reserve_now(state: State, request: Request) -> None:
 
 
 def _check_slack(state: State, needed: int, beyond: int) -> None:
-    slack = state.least_slack()
+    slack = state.page_slack()
     if slack < beyond:
         raise OutOfPagesError(
             f"need {needed} pages, {beyond} of them beyond the reservation,"
@@ -194,21 +227,39 @@ def truncate(state: State, request: Request, num_tokens: int) -> None:
     """Forget the tokens past ``num_tokens``, and the pages that only they needed."""
     _check_no_restore(request, "truncate")
     shared = max(request.shared, request.hit) * state.tree.page_tokens
-    if not shared <= num_tokens <= request.num_tokens or num_tokens < 1:
+    least = max(1, shared, _least_in_windows(state, request))
+    if not least <= num_tokens <= request.num_tokens:
         raise ValueError(
-            f"truncate to {num_tokens} tokens: it must lie between the {max(1, shared)}"
-            f" that are shared and the {request.num_tokens} that are known"
+            f"truncate to {num_tokens} tokens: it must lie between the {least} that are"
+            " shared, or before which a window has passed, and the"
+            f" {request.num_tokens} that are known"
         )
     del request.tokens[num_tokens * 4 :]
     keep = pages_of(state, num_tokens)
-    for pool, table in enumerate(request.tables):
+    for pool in state.tree.paged:
+        table = request.tables[pool]
         request.spare[pool].extend(table[keep:])
         del table[keep:], request.own[pool][keep:]
+    boundary = num_tokens // state.tree.page_tokens
+    drop_checkpoints(state, request, range(boundary + 1, request.extent + 1))
     request.extent = min(request.extent, num_tokens)
+    request.computed = min(request.computed, num_tokens)
     request.committed = min(request.committed, num_tokens)
-    request.want = min(request.want, num_tokens // state.tree.page_tokens)
+    request.want = min(request.want, boundary)
     publish(state, request)
     trim_spare(state, request)
+
+
+def _least_in_windows(state: State, request: Request) -> int:
+    """Return the fewest tokens whose windows still have all of their pages."""
+    return max(
+        (
+            request.passed[pool] * state.tree.page_tokens + window_tokens
+            for pool, _, window_tokens in state.tree.trailing
+            if request.passed[pool]
+        ),
+        default=0,
+    )
 
 
 def suspend(state: State, request: Request) -> None:
@@ -238,6 +289,7 @@ def close_request(state: State, request: Request) -> None:
 def _start_over(state: State, request: Request) -> None:
     _release(state, request)
     request.hit = request.extent = request.committed = request.want = 0
+    request.computed, request.passed = 0, [0] * len(request.passed)
     state.renew(request)
 
 
@@ -255,6 +307,7 @@ def _release(state: State, request: Request) -> None:
         state.release(pool, pages, PageState.REQUEST)
         del table[:], request.spare[pool][:]
         request.own[pool] = bytearray()
+    give_back(state, request)
     request.promise = 0
     update_remainder(state, request)
 
@@ -272,7 +325,7 @@ def _size_reservation(state: State, request: Request) -> None:
 
 
 def _check_fits_pool(state: State, num_reserve: int) -> None:
-    num_pages = min(ledger.num_pages for ledger in state.ledgers)
+    num_pages = min(state.ledgers[pool].num_pages for pool in state.tree.paged)
     if num_reserve > num_pages:
         raise OutOfPagesError(
             f"a prompt of {num_reserve} pages cannot fit a pool of {num_pages}",

@@ -14,6 +14,7 @@ from asyncache.core._agenda import Load, Request
 from asyncache.core._boundaries import servable
 from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
+from asyncache.core._slots import own_slots, promise_slot, slots_to_load, take_own
 from asyncache.core._state import State
 
 
@@ -25,6 +26,7 @@ def restore_limit(state: State, request: Request) -> int:
 def try_reserve(state: State, request: Request, *, match: bool) -> bool:
     """Promise a request its whole prompt if there is room, standing on what is there.
 
+    Its own state slots are taken at once, and one is promised for what it may load.
     Without ``match`` it stands on nothing, and computes all of it.
     """
     tree, node, hit = state.tree, None, 0
@@ -36,10 +38,16 @@ def try_reserve(state: State, request: Request, *, match: bool) -> bool:
         if root is not None and hit:
             node = tree.end_at(root, walk, hit)
     state.pin(node)
-    fits = state.least_slack() >= request.num_reserve - hit
+    loaded = slots_to_load(state, request, hit)
+    fits = (
+        state.page_slack() >= request.num_reserve - hit
+        and state.slot_slack() >= own_slots(state, request) + loaded
+    )
     if fits:
         request.promise = request.num_reserve
         rest_on(state, request, node, hit)
+        promise_slot(state, request, loaded)
+        take_own(state, request)
     state.unpin(node)
     return fits
 
@@ -47,7 +55,7 @@ def try_reserve(state: State, request: Request, *, match: bool) -> bool:
 def try_pin(state: State, node: Node) -> bool:
     """Pin a prefix, unless that would break a promise."""
     state.pin(node)
-    if state.least_slack() >= 0:
+    if state.keeps_promises():
         return True
     state.unpin(node)
     return False
@@ -57,16 +65,17 @@ def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None
     """Put a request on a resident or loading prefix; its page table is just that."""
     move_anchor(state, request, node)
     had, request.hit = request.hit, hit
-    for pool in range(len(request.tables)):
+    for pool in state.tree.paged:
         table = request.tables[pool]
         del table[:]
         if node is not None:
             table.extend(state.tree.pages_on(node, pool))
         request.own[pool] = bytearray(hit)
-    for pool, window in state.tree.windows:
+    for pool, window, _ in state.tree.trailing:
         # Below its window nothing keeps these pages in place.
-        blank = max(0, hit - window)
+        blank = request.passed[pool] = max(0, hit - window)
         request.tables[pool][:blank] = array("i", [-1]) * blank
+    request.slots.is_behind = bool(hit and state.tree.states)
     _stand(request, loads_under(state, node, hit))
     if node is not None:
         for above in state.tree.above(node):
@@ -133,15 +142,19 @@ def demote(state: State, requests: list[Request]) -> None:
 
     Needed only after hits fell. Pages of a load that was cut are in quarantine for as
     long as something may still write them, and the requests that stood on them would
-    need others in their place. A shorter hit may also pin a window that was evictable;
+    need others in their place. A shorter hit may also pin a window or a state that
+    was evictable;
     where even the promises do not make up for that, the hit is given up.
     """
     youngest_first = sorted(requests, key=lambda r: r.seq, reverse=True)
-    for let_go in (_take_promise, _drop_hit):
-        for request in youngest_first:
-            if state.least_slack() >= 0:
-                return
-            let_go(state, request)
+    for request in youngest_first:
+        if state.page_slack() >= 0:
+            break
+        _take_promise(state, request)
+    for request in youngest_first:
+        if state.keeps_promises():
+            break
+        _drop_hit(state, request)
 
 
 def _take_promise(state: State, request: Request) -> None:

@@ -16,6 +16,8 @@ wait        claim 0 (this request gives up)   settled on what has landed
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from asyncache.core._agenda import Lookup, Request, Wait
 from asyncache.core._boundaries import servable
 from asyncache.core._effects import (
@@ -30,6 +32,7 @@ from asyncache.core._hashes import PageHash, hash_pages
 from asyncache.core._loads import begin_load, cut, give_up, prefix_hashes, settle
 from asyncache.core._node import Node
 from asyncache.core._reservations import grant, rest_on, restore_limit
+from asyncache.core._slots import may_ask, promise_slot
 from asyncache.core._state import State
 from asyncache.core._tree import Walk
 
@@ -56,8 +59,8 @@ def _ask(state: State, lookup: Lookup) -> bool:
     """Put a lookup to the store; return False if there is nothing to ask."""
     request, tree = lookup.request, state.tree
     lookup.start = request.hit
-    may_ask = state.store_attached and lookup.ask_store and not request.barred
-    if not may_ask or request.hit >= lookup.end:
+    has_slot = bool(request.slots.promised) or not tree.states
+    if not (has_slot and may_ask(state, request)) or request.hit >= lookup.end:
         return False
     root = tree.roots.get(request.root_hash)
     walk = tree.walk(root, request.tokens[: lookup.end * tree.stride])
@@ -103,11 +106,11 @@ def _asks(
         node = _last_whole(walk)
         known = [] if node is None else prefix_hashes(state, node, origin)
         hashes = (known + tail)[-(lookup.end - origin) :]
-        asks += [
-            Asked(pool, origin + index, [hashes[index]])
-            for index, is_there in enumerate(present)
-            if not is_there
-        ]
+        for is_there, run in groupby(range(len(present)), present.__getitem__):
+            if not is_there:
+                missing = list(run)
+                start = origin + missing[0]
+                asks.append(Asked(pool, start, [hashes[index] for index in missing]))
     return tuple(asks), tuple(windows)
 
 
@@ -131,6 +134,7 @@ def agree(state: State, lookup: Lookup, boundary: int) -> None:
     # load into, or keep from eviction, is promised to others.
     if boundary > request.hit and request.promise >= request.num_reserve:
         _stand_on(state, lookup, boundary)
+    promise_slot(state, request, 0)
     state.effects.append(Restored(request, request.hit))
     if request.needs:
         request.wait = Wait(request)
@@ -174,6 +178,7 @@ def forget_restore(state: State, request: Request) -> None:
             state.effects.append(Stop(request.lookup.seq))
         state.agenda.remove(request.lookup)
         request.lookup = None
+        promise_slot(state, request, 0)
     if request.wait is not None:
         state.agenda.remove(request.wait)
         request.wait = None

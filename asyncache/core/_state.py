@@ -35,8 +35,8 @@ class Bounds:
             load always finds a place in the end.
         offload_attempts: Failures after which a node is not offered again until a
             commit walks it.
-        mask_ints: Ints of the ballot that lookups share, where a layout has windows;
-            at least one for each request.
+        mask_ints: Ints of the ballot that lookups share, where a layout has windows or
+            states; at least one for each request.
         write_threshold: Uses of a node before it is offloaded; 0 for never.
         low_water: 0 to offload nodes as they are shared. Else only the coldest that
             are unused, and only while fewer pages than this are free or could be
@@ -72,8 +72,10 @@ def _check_num_pages(layout: KVLayout, num_pages: Mapping[str, int]) -> None:
     names = [pool.name for pool in layout.pools]
     if sorted(num_pages) != sorted(names):
         raise ValueError(f"num_pages must name the pools {names}, not {[*num_pages]}")
-    for name in names:
-        check_at_least(1, f"num_pages of {name}", num_pages[name])
+    for pool in layout.pools:
+        # A state pool has a request's own slot beside the one that it continues from.
+        least = 2 if pool.coverage is Coverage.ENDPOINT else 1
+        check_at_least(least, f"num_pages of {pool.name}", num_pages[pool.name])
 
 
 def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
@@ -81,7 +83,7 @@ def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
     if has_windows and bounds.mask_ints < bounds.requests:
         raise ValueError(
             f"mask_ints must be at least the {bounds.requests} requests of a layout"
-            f" with windows, not {bounds.mask_ints}"
+            f" with windows or states, not {bounds.mask_ints}"
         )
 
 
@@ -114,6 +116,8 @@ class State:
         self.clock = 0
         # Sum of what open requests were promised and have not taken, in pages.
         self.promised = 0
+        # Sum of the slots of each state pool that are kept for what lookups may load.
+        self.promised_slots = 0
         # How many owners have pinned the prefix that ends with a node.
         self.pins: dict[Node, int] = {}
         # Where the positions begin that an offload of an anchor still reads.
@@ -152,7 +156,8 @@ class State:
     def fold_counts(self) -> None:
         """Fold where pages and transactions are after a call or a verdict."""
         num_nodes, num_open = self.tree.num_nodes, len(self.agenda.open)
-        facts = array("q", (self.clock, self.promised, num_nodes, num_open))
+        promised = self.promised, self.promised_slots
+        facts = array("q", (self.clock, *promised, num_nodes, num_open))
         for ledger in self.ledgers:
             facts.extend(ledger.counts)
         self.digest = zlib.crc32(facts, self.digest)
@@ -160,7 +165,7 @@ class State:
     # Pages.
 
     def guarded(self, pool: int) -> set[int]:
-        """Return the pages of a window pool that some pin or open forward needs.
+        """Return the pages of a window or state pool that a pin or a forward needs.
 
         Of each node, they are the last of those that it has.
         """
@@ -193,11 +198,26 @@ class State:
 
     def slack(self, pool: int) -> int:
         """Return how many pages could be had without breaking a promise."""
-        return self.ledgers[pool].num_free + self.evictable(pool) - self.promised
+        is_state = pool in self.tree.states
+        promised = self.promised_slots if is_state else self.promised
+        return self.ledgers[pool].num_free + self.evictable(pool) - promised
 
-    def least_slack(self) -> int:
-        """Return the slack of the tightest pool."""
-        return min(self.slack(pool) for pool in range(len(self.ledgers)))
+    def page_slack(self) -> int:
+        """Return the slack of the tightest pool that has a page a position."""
+        return min(map(self.slack, self.tree.paged))
+
+    def slot_slack(self) -> int:
+        """Return the slack of the tightest state pool; 0 if there is none."""
+        return min(map(self.slack, self.tree.states), default=0)
+
+    def keeps_promises(self) -> bool:
+        """Whether what was promised can still be had, of every pool."""
+        return self.page_slack() >= 0 and self.slot_slack() >= 0
+
+    @property
+    def least_slots(self) -> int:
+        """Slots of the smallest state pool, which there must be."""
+        return min(self.ledgers[pool].num_pages for pool in self.tree.states)
 
     def take(self, pool: int, num_pages: int, state: PageState) -> array[int]:
         """Take pages, evicting for them; the caller made sure that they are there."""

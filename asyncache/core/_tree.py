@@ -2,8 +2,8 @@
 
 A node covers a run of whole pages. Its state is per pool: ABSENT (no pages), LOADING
 (a load fills them) or RESIDENT. What a pool has of a node are its *last* positions: all
-of them in a full-attention pool, any number in a window pool. Rules that every method
-keeps:
+of them in a full-attention pool, any number in a window pool, and in a state pool one,
+the slot with the state after the node's last token. Rules that every method keeps:
 
 * A node's full-attention pools are never ABSENT; below LOADING there is only LOADING.
 * ``locks`` counts the pins on a node and below it, so a locked node's ancestors are
@@ -25,9 +25,18 @@ from typing import NamedTuple
 
 from asyncache.core._errors import broken, require
 from asyncache.core._hashes import PageHash, hash_pages
-from asyncache.core._layout import Coverage, KVLayout
+from asyncache.core._layout import Coverage, KVLayout, WindowPool
 from asyncache.core._node import Node
 from asyncache.core._tokens import TOKEN_BYTES
+
+
+class Window(NamedTuple):
+    """How far the layers of a window pool look back."""
+
+    pool: int
+    pages: int
+    """Whole pages that a boundary needs."""
+    tokens: int
 
 
 class Walk(NamedTuple):
@@ -48,11 +57,21 @@ class Tree:
         self.num_pools = len(layout.pools)
         self.full: list[int] = []
         self.windows: list[tuple[int, int]] = []
+        """(pool, pages) of which a prefix needs the last: a state pool is one of 1."""
+        self.trailing: list[Window] = []
+        self.states: list[int] = []
+        """Those of them that keep a slot at some boundaries, and no page a position."""
+        self.paged: list[int] = []
         for index, pool in enumerate(layout.pools):
             if pool.coverage is Coverage.ALL_PAGES:
                 self.full.append(index)
             else:
                 self.windows.append((index, layout.window_pages(pool)))
+            if isinstance(pool, WindowPool):
+                pages = layout.window_pages(pool)
+                self.trailing.append(Window(index, pages, pool.window_tokens))
+            is_state = pool.coverage is Coverage.ENDPOINT
+            (self.states if is_state else self.paged).append(index)
         self.backbone = self.full[0]
         self.roots: dict[PageHash, Node] = {}
         self.num_nodes = 0

@@ -242,5 +242,5 @@ def test_what_a_bracket_keeps_of_adopted_windows_breaks_no_promise():
     assert cluster.request(other).promise == 4
     cluster.do("commit", request, 13)  # within it, promises are checked
     assert top.pages[2] is not None
-    assert state.least_slack() == 0
+    assert state.page_slack() == 0
     assert cluster.do("extend", other, 8) == 4
