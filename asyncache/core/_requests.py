@@ -37,6 +37,7 @@ from asyncache.core._reservations import (
     update_remainder,
 )
 from asyncache.core._restores import begin_restore, forget_restore
+from asyncache.core._slack import page_slack
 from asyncache.core._slots import drop_checkpoints, give_back
 from asyncache.core._state import State
 
@@ -158,14 +159,14 @@ def _reserve_now(state: State, request: Request) -> None:
     _size_reservation(state, request)
     ahead = any(seq < request.seq for seq in state.waiting)
     if ahead or not try_reserve(state, request, match=False):
-        if state.page_slack() >= request.num_reserve and not ahead:
+        if page_slack(state) >= request.num_reserve and not ahead:
             raise OutOfPagesError(
                 "need a state slot, and none is neither used nor promised: wait, or"
                 " suspend a request",
                 needed=1,
                 available=0,
             )
-        available = 0 if ahead else max(0, state.page_slack())
+        available = 0 if ahead else max(0, page_slack(state))
         raise OutOfPagesError(
             f"need {request.num_reserve} pages, {available} are neither used nor"
             " promised: wait, or suspend a request",
@@ -175,7 +176,7 @@ def _reserve_now(state: State, request: Request) -> None:
 
 
 def _check_slack(state: State, needed: int, beyond: int) -> None:
-    slack = state.page_slack()
+    slack = page_slack(state)
     if slack < beyond:
         raise OutOfPagesError(
             f"need {needed} pages, {beyond} of them beyond the reservation,"

@@ -14,6 +14,7 @@ from asyncache.core._agenda import Load, Request
 from asyncache.core._boundaries import servable
 from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
+from asyncache.core._slack import keeps_promises, page_slack, slot_slack
 from asyncache.core._slots import own_slots, promise_slot, slots_to_load, take_own
 from asyncache.core._state import State
 
@@ -40,8 +41,8 @@ def try_reserve(state: State, request: Request, *, match: bool) -> bool:
     state.pin(node)
     loaded = slots_to_load(state, request, hit)
     fits = (
-        state.page_slack() >= request.num_reserve - hit
-        and state.slot_slack() >= own_slots(state, request) + loaded
+        page_slack(state) >= request.num_reserve - hit
+        and slot_slack(state) >= own_slots(state, request) + loaded
     )
     if fits:
         request.promise = request.num_reserve
@@ -55,7 +56,7 @@ def try_reserve(state: State, request: Request, *, match: bool) -> bool:
 def try_pin(state: State, node: Node) -> bool:
     """Pin a prefix, unless that would break a promise."""
     state.pin(node)
-    if state.keeps_promises():
+    if keeps_promises(state):
         return True
     state.unpin(node)
     return False
@@ -148,11 +149,11 @@ def demote(state: State, requests: list[Request]) -> None:
     """
     youngest_first = sorted(requests, key=lambda r: r.seq, reverse=True)
     for request in youngest_first:
-        if state.page_slack() >= 0:
+        if page_slack(state) >= 0:
             break
         _take_promise(state, request)
     for request in youngest_first:
-        if state.keeps_promises():
+        if keeps_promises(state):
             break
         _drop_hit(state, request)
 

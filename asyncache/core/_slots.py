@@ -27,6 +27,7 @@ from asyncache.core._agenda import Request
 from asyncache.core._effects import SlotCopy
 from asyncache.core._errors import OrderError
 from asyncache.core._ledger import PageState
+from asyncache.core._slack import slot_slack
 from asyncache.core._state import State
 
 
@@ -43,8 +44,12 @@ def slots_to_load(state: State, request: Request, hit: int) -> int:
         return 0
     # Beside its own and its hit's. In a pool that can never have so many it would wait
     # for ever: then the store is not asked.
-    has_room = state.least_slots > 1 + bool(hit)
+    has_room = _least_slots(state) > 1 + bool(hit)
     return int(has_room)
+
+
+def _least_slots(state: State) -> int:
+    return min(state.ledgers[pool].num_pages for pool in state.tree.states)
 
 
 def own_slots(state: State, request: Request) -> int:
@@ -103,7 +108,7 @@ def checkpoint(state: State, request: Request, num_tokens: int) -> list[SlotCopy
     slots = request.slots.checkpoints.get(boundary)
     if slots is None:
         is_void = request.generation != state.generation
-        if is_void or state.slot_slack() < 1:
+        if is_void or slot_slack(state) < 1:
             return []
         slots = {
             pool: state.take(pool, 1, PageState.REQUEST)[0]

@@ -202,23 +202,6 @@ class State:
         promised = self.promised_slots if is_state else self.promised
         return self.ledgers[pool].num_free + self.evictable(pool) - promised
 
-    def page_slack(self) -> int:
-        """Return the slack of the tightest pool that has a page a position."""
-        return min(map(self.slack, self.tree.paged))
-
-    def slot_slack(self) -> int:
-        """Return the slack of the tightest state pool; 0 if there is none."""
-        return min(map(self.slack, self.tree.states), default=0)
-
-    def keeps_promises(self) -> bool:
-        """Whether what was promised can still be had, of every pool."""
-        return self.page_slack() >= 0 and self.slot_slack() >= 0
-
-    @property
-    def least_slots(self) -> int:
-        """Slots of the smallest state pool, which there must be."""
-        return min(self.ledgers[pool].num_pages for pool in self.tree.states)
-
     def take(self, pool: int, num_pages: int, state: PageState) -> array[int]:
         """Take pages, evicting for them; the caller made sure that they are there."""
         ledger = self.ledgers[pool]

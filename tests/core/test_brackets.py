@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from asyncache.core import PageState
+from asyncache.core._slack import page_slack
 from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
@@ -242,5 +243,5 @@ def test_what_a_bracket_keeps_of_adopted_windows_breaks_no_promise():
     assert cluster.request(other).promise == 4
     cluster.do("commit", request, 13)  # within it, promises are checked
     assert top.pages[2] is not None
-    assert state.page_slack() == 0
+    assert page_slack(state) == 0
     assert cluster.do("extend", other, 8) == 4

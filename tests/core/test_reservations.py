@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncache.core import InvariantError, OutOfPagesError, PageState
+from asyncache.core._slack import page_slack
 from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
 
 LONG = 16
@@ -202,7 +203,7 @@ def test_a_shorter_hit_that_would_pin_a_promised_window_is_given_up():
     (load,) = cluster.first.loads
     assert (cluster.request(seq).hit, cluster.request(seq).remainder) == (8, 1)
     state = cluster.first.state
-    other = cluster.open([9] * (2 * state.page_slack()))
+    other = cluster.open([9] * (2 * page_slack(state)))
     cluster.do("restore", other, ask_store=False)
     assert cluster.request(other).promise
     assert state.slack(1) == 0
