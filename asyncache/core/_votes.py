@@ -11,9 +11,10 @@ it was cast, whatever has ended or begun since.
 ``d`` is the digest of all that this rank's replica was told; the minimum of (d, -d) is
 (d, -d) only if all agree. ``finished`` counts forwards that this rank has finished;
 ``going`` is 0 once it gives up what all ranks are at, such as a drain. Places that are
-empty, or of which a rank has nothing to say, vote (NOTHING, 0). Layouts with window
-pools add a mask: each open lookup gets a share of it, in sequence order, and offers
-boundaries at the smallest stride that fits.
+empty, or of which a rank has nothing to say, vote (NOTHING, 0). Layouts with windows or
+states add a mask: each open lookup gets a share of it, in sequence order, and offers
+boundaries at the smallest stride that fits. States are kept at few boundaries, mostly
+at regular ones: with them, the multiples of a power of two are offered.
 """
 
 from __future__ import annotations
@@ -57,20 +58,25 @@ def cast(state: State) -> Ballot:
     shares: dict[int, Share] = {}
     if state.tree.windows:
         num_ints += state.bounds.mask_ints
-        shares = _shares(table, mask, state.bounds.mask_ints)
+        lookups = [t for t in table.values() if isinstance(t, Lookup) and t.asked]
+        end = mask + state.bounds.mask_ints
+        shares = _shares(lookups, mask, end, aligned=bool(state.tree.states))
     return Ballot(state.digest >> 1, num_ints, table, shares)
 
 
 def _shares(
-    table: dict[int, Transaction], offset: int, num_ints: int
+    lookups: list[Lookup], offset: int, end: int, *, aligned: bool
 ) -> dict[int, Share]:
-    lookups = [t for t in table.values() if isinstance(t, Lookup) and t.asked]
-    shares, end = {}, offset + num_ints
+    shares = {}
     for place, lookup in enumerate(lookups):
-        # At least one: a layout with windows has a mask int for each request.
+        # At least one: such a layout has a mask int for each request.
         room = (end - offset) // (len(lookups) - place)
         stride = max(1, -(-(lookup.end - lookup.start) // room))
-        boundaries = range(lookup.end, lookup.start, -stride)
+        first = lookup.end
+        if aligned:
+            stride = 1 << (stride - 1).bit_length()
+            first -= first % stride
+        boundaries = range(first, lookup.start, -stride)
         shares[lookup.seq] = Share(offset, boundaries)
         offset += len(boundaries)
     return shares
