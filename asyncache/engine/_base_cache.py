@@ -24,6 +24,7 @@ from asyncache.engine._limits import Limits
 from asyncache.engine._observe import Observer, Statistics, snapshot
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
+from asyncache.engine._slots import Slots
 from asyncache.engine._tokens import TokenSource, pack
 from asyncache.engine._writes import ReadOnly, WriteBack, Writes, WriteThrough
 from asyncache.linkers import Linker, StoreLinker
@@ -95,6 +96,7 @@ class BaseCache(BaseScopes[R]):
             self._layout,
             self._new_replica(self._device.num_pages),
             self._linker,
+            slots=Slots(self._layout, self._device),
             limits=self._limits,
             observer=self._observer,
             queues=queues,
@@ -168,7 +170,9 @@ class BaseCache(BaseScopes[R]):
     # Forwards.
 
     @contextmanager
-    def forward(self, requests: Sequence[R]) -> Iterator[None]:
+    def forward(
+        self, requests: Sequence[R], *, stream: int | None = None
+    ) -> Iterator[None]:
         """Bracket a run of the model over some requests.
 
         Until the block is left, nobody else gets a page that the model may touch,
@@ -177,17 +181,32 @@ class BaseCache(BaseScopes[R]):
         Read page tables inside it: entering is a call like any other, with which a hit
         that has not settled may sink, and take pages along.
 
+        With states, entering copies the state of each request's hit to its own slot, if
+        this is the first forward over it. With no hit, the slot holds anything: begin
+        from zeros.
+
+        Args:
+            requests: Whose pages and slots the model may touch.
+            stream: Handle of the stream that it runs on; host memory has none.
+
         Raises:
             ClosedError, AbortedError: If a request has ended.
+            OrderError: If the layout has states, and a hit is not settled yet.
             ValueError: If a request is of another cache.
+            DeviceError: If a state could not be copied.
         """
         runtime = self._open_runtime()
         self._check_ours(requests)
         states = [request._open_state() for request in requests]  # noqa: SLF001 - ours
         number = runtime.call(runtime.driver.forward, states)
+        for request in requests:
+            request._num_forwards += 1  # noqa: SLF001 - ours
         try:
+            runtime.slots.copy(runtime.replica.look.copies(number), stream)
             yield
         finally:
+            for request in requests:
+                request._num_forwards -= 1  # noqa: SLF001 - ours
             runtime.driver.finish_bracket(number)
             runtime.driver.settle()
 

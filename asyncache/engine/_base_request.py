@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self
 
 from asyncache.core import (
@@ -53,6 +53,7 @@ class BaseRequest(ABC, Generic[S]):
         self._is_left = False
         self._end: AsyncacheError | None = None
         self._landing: Landing[S] | None = None
+        self._num_forwards = 0
         self._admitted: S | None = None
         """Set once it is admitted or over; there if it had to wait for that."""
         self._while_stepping: Callable[[S], Awaitable[None]] | None = None
@@ -122,13 +123,21 @@ class BaseRequest(ABC, Generic[S]):
 
         Owned by the cache and grown in place by :meth:`extend`. An id never changes
         while the request is open; a hit that is cut, :meth:`truncate` and
-        :meth:`suspend` make the table shorter. -1 where a window needs no page. Do not
-        hold a buffer of it across calls: it could not grow.
+        :meth:`suspend` make the table shorter. -1 where a window needs no page, or none
+        any more: :meth:`extend` says when. Do not hold a buffer of it across calls: it
+        could not grow. State pools have no pages, but a :attr:`state_slot`.
         """
-        names = self._runtime.pool_names
-        return MappingProxyType(
-            dict(zip(names, self._open_state().tables, strict=True))
-        )
+        return self._runtime.slots.tables(self._open_state())
+
+    @property
+    def state_slot(self) -> Mapping[str, int]:
+        """The slot of each state pool that the model overwrites as it computes.
+
+        The request's own from its reservation, or its first extend, until it ends or
+        starts over; empty before. The first forward over a hit finds the hit's state in
+        it; with no hit, it holds anything.
+        """
+        return self._runtime.slots.own(self._open_state())
 
     @property
     def reserved(self) -> bool:
@@ -169,7 +178,9 @@ class BaseRequest(ABC, Generic[S]):
     def extend(self, num_tokens: int) -> int:
         """Give the first ``num_tokens`` tokens pages; return how many were added.
 
-        Never fails within the reservation.
+        Never fails within the reservation. Of a window pool, pages go back that lie
+        wholly behind the window of what forwards have not begun to compute: publish
+        with :meth:`commit`, before, what others should find.
 
         Raises:
             OutOfPagesError: If there is no room now; nothing was changed.
@@ -192,9 +203,13 @@ class BaseRequest(ABC, Generic[S]):
     def truncate(self, num_tokens: int) -> None:
         """Forget the tokens past ``num_tokens`` and give back the pages they had.
 
+        A state is not rolled back: the slot keeps what the model has made of it, and
+        checkpoints past ``num_tokens`` are dropped.
+
         Raises:
             OrderError: If a restore is open.
-            ValueError: If it is below what is shared, or above what is known.
+            ValueError: If it is below what is shared or what a window has passed, or
+                above what is known.
         """
         state = self._open_state()
         num_tokens = check_count("num_tokens", num_tokens)
@@ -215,6 +230,33 @@ class BaseRequest(ABC, Generic[S]):
         state = self._open_state()
         num_tokens = check_count("num_tokens", num_tokens)
         return self._runtime.call(self._runtime.replica.calls.commit, state, num_tokens)
+
+    def checkpoint(self, num_tokens: int, *, stream: int | None = None) -> bool:
+        """Keep a copy of the state after ``num_tokens``, for a commit to share.
+
+        To be called in a forward over the request, at the moment when that is the state
+        in its slots. A prefix is found again only where a state was kept.
+
+        Args:
+            num_tokens: A multiple of ``page_tokens``, more than are shared, at most
+                what had pages when the forward began.
+            stream: Handle of the stream that the forward runs on.
+
+        Returns:
+            Whether there was room for it; without, only a hit is lost.
+
+        Raises:
+            OrderError: If no forward over the request is open.
+            ValueError: If ``num_tokens`` is no such boundary, or there are no states.
+            DeviceError: If the state could not be copied.
+        """
+        state, runtime = self._open_state(), self._runtime
+        num_tokens = check_count("num_tokens", num_tokens)
+        if not self._num_forwards:
+            raise OrderError("checkpoint in a forward: with cache.forward([request])")
+        copies = runtime.call(runtime.replica.calls.checkpoint, state, num_tokens)
+        runtime.slots.copy(copies, stream)
+        return bool(copies)
 
     def suspend(self) -> None:
         """Give back pages, pins and reservation; keep the scope and the tokens.

@@ -28,6 +28,7 @@ from asyncache.engine._observe import Observer
 from asyncache.engine._prompt import Prompt
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
+from asyncache.engine._slots import Slots
 from asyncache.linkers import Linker
 from asyncache.ranks import Group
 
@@ -55,6 +56,7 @@ class RankedRuntime(Runtime[Q]):
         replica: Replica,
         linker: Linker | None,
         *,
+        slots: Slots,
         limits: Limits,
         observer: Observer | None,
         queues: Queues,
@@ -63,7 +65,13 @@ class RankedRuntime(Runtime[Q]):
         aborts_by_call: bool,
     ) -> None:
         super().__init__(
-            layout, replica, linker, limits=limits, observer=observer, queues=queues
+            layout,
+            replica,
+            linker,
+            slots=slots,
+            limits=limits,
+            observer=observer,
+            queues=queues,
         )
         self._aborts_by_call = aborts_by_call
         self.lobby: Lobby[Q] = Lobby(group.rank)

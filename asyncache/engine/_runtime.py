@@ -41,6 +41,7 @@ from asyncache.engine._observe import (
 from asyncache.engine._prompt import Prompt
 from asyncache.engine._queues import PostedVotes, Queues, Timer
 from asyncache.engine._reports import Reports
+from asyncache.engine._slots import Slots
 from asyncache.engine._transfers import Transfers
 from asyncache.linkers import Linker
 
@@ -61,6 +62,7 @@ class Runtime(Generic[Q]):
         replica: Replica,
         linker: Linker | None,
         *,
+        slots: Slots,
         limits: Limits,
         observer: Observer | None,
         queues: Queues,
@@ -69,10 +71,9 @@ class Runtime(Generic[Q]):
         self.replica = replica
         self._layout = layout
         self.limits = limits
+        self.slots = slots
         self.page_tokens = layout.page_tokens
-        self.pool_names = [pool.name for pool in layout.pools]
         self.counters = Counters()
-        self._page_bytes = sum(layout.space(pool).page_bytes for pool in layout.pools)
         self._teller = Teller(observer, queues, self.counters)
         self._requests: WeakValueDictionary[int, Q] = WeakValueDictionary()
         self._deadlines: dict[int, Timer] = {}
@@ -370,7 +371,7 @@ class Runtime(Generic[Q]):
             self.reports.ended(request, aborted=aborted)
 
     def _told_fact(self, fact: Fact) -> None:
-        self.counters.count(fact, self._page_bytes)
+        self.counters.count(fact, self.slots.page_bytes)
         self.reports.count(fact)
         self._teller.tell(fact)
 
