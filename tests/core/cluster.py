@@ -33,8 +33,10 @@ from asyncache.core import (
     Policy,
     Replica,
     RequestState,
+    SlotCopy,
     StartLoad,
     StartOffload,
+    StatePool,
     Stop,
     Votes,
     WindowPool,
@@ -52,6 +54,10 @@ FULL = AttentionPool(name="kv", **SHAPE)
 
 def window_pool(num_tokens: int, name: str = "window") -> WindowPool:
     return WindowPool(name=name, window_tokens=num_tokens, **SHAPE)
+
+
+def state_pool(name: str = "state") -> StatePool:
+    return StatePool(name=name, num_layers=1, shape=(1,), dtype="uint8")
 
 
 def layout_of(*pools, page_tokens: int = 2) -> KVLayout:
@@ -90,12 +96,25 @@ def is_of(content: Content | str, era: Era, tokens: bytes) -> bool:
 Contents = dict[PageHash, Content]
 
 
+class Read(NamedTuple):
+    """A page that a forward reads until it ends, and what that must be."""
+
+    pool: int
+    page: int
+    era: Era
+    tokens: bytes
+
+
 @dataclass
 class Forward:
-    """What one rank's run of the model will write when it ends."""
+    """What one rank's run of the model does: all of it as late as may be."""
 
     number: int
+    seqs: list[int]
+    copies: list[SlotCopy]
+    reads: list[Read]
     writes: list[tuple[int, int, Content | str]]
+    checkpoints: list[SlotCopy] = field(default_factory=list)
 
 
 @dataclass
@@ -151,6 +170,8 @@ class Cluster:
         self.requests: dict[int, list[RequestState]] = {}
         self.covered: dict[int, int] = {}
         """Tokens of a request that a forward has computed, or has begun to."""
+        self.slotted: dict[int, bytes] = {}
+        """What a request's own slots are the state of, once its forwards have ended."""
         self.contents: Contents = {}
         """What each page is that may be in a store."""
         self.flight: list[tuple[list[Ballot], list[array[int]]]] = []
@@ -252,6 +273,7 @@ class Cluster:
                 self.learn(bytes(request.tokens), self.names[other])
         elif seq is not None and name in {"restore", "suspend"}:
             self.eras[seq] = self.now(self.names[seq])
+            self.slotted.pop(seq, None)
 
     def forward(self, seqs: list[int]) -> None:
         """Run the model on some requests: it reads what is there, writes at its end."""
@@ -259,15 +281,73 @@ class Cluster:
             requests = [self.requests[seq][place] for seq in seqs]
             number = rank.replica.calls.forward(requests)
             self.carry_out(rank)
-            writes = [
-                write
-                for seq, request in zip(seqs, requests, strict=True)
-                for write in self.computed(seq, request)
-            ]
-            rank.forwards.append(Forward(number, writes))
+            copies = rank.replica.look.copies(number)
+            forward = Forward(number, seqs, copies, [], [])
+            for seq, request in zip(seqs, requests, strict=True):
+                forward.reads += self.read(rank, seq, request)
+                forward.reads += self.begun_with(seq, request)
+                forward.writes += self.computed(seq, request)
+            rank.forwards.append(forward)
         for seq in seqs:
-            self.covered[seq] = self.request(seq).extent
+            request = self.request(seq)
+            self.covered[seq] = request.extent
+            num_tokens = max(request.extent, request.hit * self.layout.page_tokens)
+            if request.slots.own and num_tokens:
+                self.slotted[seq] = bytes(request.tokens[: 4 * num_tokens])
         self.check()
+
+    def read(self, rank: Rank, seq: int, request: RequestState) -> Iterator[Read]:
+        """Yield the whole pages that a forward looks back to."""
+        page_tokens, key = self.layout.page_tokens, bytes(request.tokens)
+        start = max(self.covered[seq], request.hit * page_tokens)
+        for pool, table in enumerate(request.tables):
+            pool_kind = self.layout.pools[pool]
+            first = 0
+            if isinstance(pool_kind, StatePool):
+                continue
+            if isinstance(pool_kind, WindowPool):
+                first = max(0, start - pool_kind.window_tokens) // page_tokens
+            for position in range(first, start // page_tokens):
+                assert table[position] >= 0, (request, pool, position)
+                # A hit that is on its way may come to nothing.
+                if not request.needs:
+                    tokens = key[: (position + 1) * self.stride]
+                    yield Read(pool, table[position], self.eras[seq], tokens)
+
+    def begun_with(self, seq: int, request: RequestState) -> Iterator[Read]:
+        """Yield the states that a forward goes on from: a hit's, or its last one."""
+        key = bytes(request.tokens)
+        tokens = self.slotted.get(seq, key[: request.hit * self.stride])
+        # After a truncate the model computes from something of its own.
+        if tokens and key.startswith(tokens):
+            for pool, slot in self.own_slots(request):
+                yield Read(pool, slot, self.eras[seq], tokens)
+
+    def own_slots(self, request: RequestState) -> Iterator[tuple[int, int]]:
+        states = self.first.state.tree.states
+        return zip(states, request.slots.own, strict=False)
+
+    def can_checkpoint(self, seq: int) -> bool:
+        """Whether all ranks are in a forward that brings the slots to a boundary."""
+        request, packed = self.request(seq), self.slotted.get(seq, b"")
+        return (
+            len(packed) == 4 * request.computed
+            and request.computed % self.layout.page_tokens == 0
+            and request.tokens.startswith(packed)
+            and all(any(seq in f.seqs for f in rank.forwards) for rank in self.ranks)
+        )
+
+    def checkpoint(self, seq: int) -> bool:
+        """Keep the state that the last forward over a request brings its slots to."""
+        assert self.can_checkpoint(seq)
+        copies = self.call("checkpoint", seq, self.request(seq).computed)
+        assert len(set(map(repr, copies))) == 1, copies
+        if isinstance(copies[0], Exception):
+            raise copies[0]
+        for rank, moved in zip(self.ranks, copies, strict=True):
+            forward = [f for f in rank.forwards if seq in f.seqs][-1]
+            forward.checkpoints += moved
+        return bool(copies[0])
 
     def computed(self, seq: int, request: RequestState) -> Iterator[tuple]:
         """Yield what a forward over a request's own pages writes."""
@@ -280,12 +360,23 @@ class Cluster:
                 content = known if position < whole else GARBAGE
                 if request.own[pool][position]:
                     yield pool, table[position], content
+        if request.extent > request.hit * self.layout.page_tokens:
+            tokens = key[: 4 * request.extent]
+            for pool, slot in self.own_slots(request):
+                yield pool, slot, Content(era.root, tokens, era.generation)
 
     def finish_forward(self, rank: Rank) -> None:
         """End the oldest forward of a rank: now its writes are there."""
         forward = rank.forwards.pop(0)
+        for pool, source, target in forward.copies:
+            rank.pages[pool][target] = rank.pages[pool][source]
+        for pool, page, era, tokens in forward.reads:
+            content = rank.pages[pool][page]
+            assert is_of(content, era, tokens), (forward, pool, page, content)
         for pool, page, content in forward.writes:
             rank.pages[pool][page] = content
+        for pool, source, target in forward.checkpoints:
+            rank.pages[pool][target] = rank.pages[pool][source]
         rank.votes.finished = forward.number
 
     # Effects: what the engine of one rank would start.
@@ -447,6 +538,8 @@ class Cluster:
         num_tokens = self.request(seq).num_tokens
         self.do("extend", seq, num_tokens)
         self.forward([seq])
+        if self.can_checkpoint(seq) and self.first.state.tree.states:
+            self.checkpoint(seq)
         for rank in self.ranks:
             self.finish_forward(rank)
         self.do("commit", seq, num_tokens)
@@ -465,6 +558,7 @@ class Cluster:
         for seq in list(self.requests):
             if not self.replica.look.is_open(seq):
                 del self.requests[seq], self.covered[seq]
+                self.slotted.pop(seq, None)
                 del self.names[seq], self.eras[seq]
             else:
                 extent = self.request(seq).extent
@@ -511,12 +605,15 @@ class Cluster:
         request = self.requests[seq][self.ranks.index(rank)]
         key, era = bytes(request.tokens), self.eras[seq]
         windows = dict(rank.state.tree.windows)
+        self.check_slots(rank, seq, request)
         whole = 0 if rank.forwards else self.covered[seq] // self.layout.page_tokens
         for pool, table in enumerate(request.tables):
             first = max(0, request.hit - windows.get(pool, request.hit))
+            first = max(first, request.passed[pool])
             stands = [] if request.needs or request.shared > request.hit else table
             places = set(range(first, request.hit)) & set(range(len(stands)))
-            places |= {at for at in range(whole) if request.own[pool][at]}
+            own = request.own[pool][:whole]
+            places |= {at for at, mine in enumerate(own) if mine}
             for position in places:
                 page = table[position]
                 if (pool, page) not in unwritten:
@@ -526,6 +623,16 @@ class Cluster:
                     )
                     assert is_of(content, era, tokens), (request, pool, position)
 
+    def check_slots(self, rank: Rank, seq: int, request: RequestState) -> None:
+        """A request's own slots hold what its forwards have made of them."""
+        if seq in self.slotted and not rank.forwards:
+            for pool, slot in self.own_slots(request):
+                content = rank.pages[pool][slot]
+                assert is_of(content, self.eras[seq], self.slotted[seq]), (
+                    request,
+                    pool,
+                )
+
     def check_rest(self) -> None:
         """Nothing is open: every page is free or in the tree, and nothing is pinned."""
         state = self.first.state
@@ -533,8 +640,10 @@ class Cluster:
         assert not state.pins
         assert not state.promised
         assert not state.dirty
+        assert not state.promised_slots
         for held in (PageState.REQUEST, PageState.TRANSIT, PageState.QUARANTINE):
-            assert not self.count(held), held
+            for pool in range(len(state.ledgers)):
+                assert not self.count(held, pool), held
 
     def count(self, held: PageState, pool: int = 0) -> int:
         return self.first.state.ledgers[pool].count(held)

@@ -18,6 +18,8 @@ from asyncache.core import (
     GOOD,
     PARENT_MISSING,
     AsyncacheError,
+    Coverage,
+    OrderError,
     OutOfPagesError,
     Pool,
     fifo,
@@ -28,7 +30,15 @@ from asyncache.core import (
     priority,
     slru,
 )
-from tests.core.cluster import FULL, Cluster, Rank, layout_of, pack, window_pool
+from tests.core.cluster import (
+    FULL,
+    Cluster,
+    Rank,
+    layout_of,
+    pack,
+    state_pool,
+    window_pool,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +55,7 @@ PROMPTS = [
 CLAIMS = [GOOD, GOOD, FAILED, PARENT_MISSING]
 POLICIES = [lru, lru, lfu, fifo, mru, filo, slru, priority]
 CALLS = ["restore", "extend", "forward", "commit", "append", "truncate", "give back"]
+CALLS += ["checkpoint"]
 MANAGE = ["launch", "attach", "detach", "swap", "reset"]
 REVISIONS = [None, "1", "2"]
 WORK = ["answer", "load", "offload", "ready", "forward", "all"]
@@ -77,11 +88,7 @@ class Lockstep(RuleBasedStateMachine):
     def begin(self, num_pages, slots, lost, policy, **bounds) -> None:
         self.cluster = Cluster(
             layout_of(*self.pools),
-            # Windows are short of pages first: they are evicted by themselves.
-            {
-                pool.name: num_pages if pool is FULL else max(8, num_pages // 2)
-                for pool in self.pools
-            },
+            {pool.name: self.size_of(pool, num_pages) for pool in self.pools},
             num_ranks=3,
             requests=5,
             slots=slots,
@@ -97,6 +104,17 @@ class Lockstep(RuleBasedStateMachine):
         for place in lost:
             for rank in self.cluster.ranks[place % 3 :]:
                 rank.store.discard(pages[place % len(pages)])
+
+    @staticmethod
+    def size_of(pool: Pool, num_pages: int) -> int:
+        """Return the pages of a pool: windows and states are short of them first."""
+        match pool.coverage:
+            case Coverage.ALL_PAGES:
+                return num_pages
+            case Coverage.TRAILING:
+                return max(8, num_pages // 2)
+            case Coverage.ENDPOINT:
+                return num_pages // 3
 
     def pick(self, number: int) -> int | None:
         return self.pick_of(self.cluster.requests, number)
@@ -147,14 +165,21 @@ class Lockstep(RuleBasedStateMachine):
             self.answer(number, place=number % 3)
         elif not request.promise:
             self.try_to("restore", seq)
-        elif request.extent < request.num_tokens:
-            self.extend(number, 0)
         elif cluster.covered[seq] < request.extent:
-            self.forward(number, 0)
+            self.forward(number, number)
+        elif request.extent < request.num_tokens:
+            self.extend(number, self.left_for_later(request, number))
         elif request.committed < request.extent:
             self.try_to("commit", seq, request.extent)
         else:
             cluster.end(seq)
+
+    def left_for_later(self, request, number: int) -> int:
+        """Return the tokens to compute later: in pieces where that makes a difference."""
+        if not self.cluster.first.state.tree.windows:
+            return 0
+        start = max(request.extent, 2 * request.hit)
+        return max(0, request.num_tokens - start - 3 - number % 4)
 
     def launch(self) -> None:
         if self.cluster.bounds.launches:
@@ -201,6 +226,9 @@ class Lockstep(RuleBasedStateMachine):
                 self.cluster.do("append", seq, pack([size % 2] * min(size % 4, room)))
             case "truncate":
                 self.try_to("truncate", seq, request.num_tokens - size)
+            case "checkpoint" if self.cluster.can_checkpoint(seq):
+                with suppress(AsyncacheError, ValueError):
+                    self.cluster.checkpoint(seq)
 
     def extend(self, number: int, less: int) -> None:
         seq = self.pick(number)
@@ -220,7 +248,18 @@ class Lockstep(RuleBasedStateMachine):
         if len(cluster.first.forwards) < 3:
             seqs = [self.pick(number)]
             seqs += [s for i, s in enumerate(cluster.requests) if others >> i & 1]
-            cluster.forward(list(dict.fromkeys(seqs)))
+            seqs = list(dict.fromkeys(seqs))
+            if cluster.first.state.tree.states and self.are_behind(seqs):
+                with pytest.raises(OrderError, match="on its way"):
+                    cluster.forward(seqs)
+                return
+            cluster.forward(seqs)
+            for seq in seqs if number % 3 else ():
+                self.change("checkpoint", seq, 0)
+
+    def are_behind(self, seqs: list[int]) -> bool:
+        requests = map(self.cluster.request, seqs)
+        return any(request.lookup is not None or request.needs for request in requests)
 
     # What ranks learn by themselves: it moves their votes.
 
@@ -344,9 +383,23 @@ class LockstepWithWindows(Lockstep):
     pools = (FULL, window_pool(3), window_pool(6, "wide"))
 
 
-@pytest.mark.parametrize(
-    "machine", [Lockstep, LockstepWithAWindow, LockstepWithWindows]
-)
+class LockstepWithAState(Lockstep):
+    """The same with recurrent states: a hit ends where one was kept."""
+
+    pools = (FULL, state_pool())
+
+
+class LockstepWithAll(Lockstep):
+    """The same with full attention, windows and states of two kinds, in any order."""
+
+    pools = (state_pool("fast"), window_pool(6), FULL, state_pool("slow"))
+
+
+MACHINES = [Lockstep, LockstepWithAWindow, LockstepWithWindows]
+MACHINES += [LockstepWithAState, LockstepWithAll]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_replicas_stay_equal_and_pages_true_under_any_calls_and_votes(machine):
     profile = settings()
     run_state_machine_as_test(
