@@ -279,14 +279,18 @@ class Cluster:
         """Run the model on some requests: it reads what is there, writes at its end."""
         for place, rank in enumerate(self.ranks):
             requests = [self.requests[seq][place] for seq in seqs]
+            writes = [
+                write
+                for seq, request in zip(seqs, requests, strict=True)
+                for write in self.computed(seq, request)
+            ]
             number = rank.replica.calls.forward(requests)
             self.carry_out(rank)
             copies = rank.replica.look.copies(number)
-            forward = Forward(number, seqs, copies, [], [])
+            forward = Forward(number, seqs, copies, [], writes)
             for seq, request in zip(seqs, requests, strict=True):
-                forward.reads += self.read(rank, seq, request)
+                forward.reads += self.read(seq, request)
                 forward.reads += self.begun_with(seq, request)
-                forward.writes += self.computed(seq, request)
             rank.forwards.append(forward)
         for seq in seqs:
             request = self.request(seq)
@@ -296,7 +300,7 @@ class Cluster:
                 self.slotted[seq] = bytes(request.tokens[: 4 * num_tokens])
         self.check()
 
-    def read(self, rank: Rank, seq: int, request: RequestState) -> Iterator[Read]:
+    def read(self, seq: int, request: RequestState) -> Iterator[Read]:
         """Yield the whole pages that a forward looks back to."""
         page_tokens, key = self.layout.page_tokens, bytes(request.tokens)
         start = max(self.covered[seq], request.hit * page_tokens)

@@ -175,7 +175,7 @@ class Lockstep(RuleBasedStateMachine):
             cluster.end(seq)
 
     def left_for_later(self, request, number: int) -> int:
-        """Return the tokens to compute later: in pieces where that makes a difference."""
+        """Return the tokens to compute later: in pieces where that matters."""
         if not self.cluster.first.state.tree.windows:
             return 0
         start = max(request.extent, 2 * request.hit)

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from asyncache.core import (
     Asked,
+    Coverage,
     FactKind,
     LookupPlan,
     PageHash,
@@ -29,7 +30,14 @@ from asyncache.core import (
     restorable,
     slru,
 )
-from tests.core.cluster import FULL, Cluster, layout_of, pack, window_pool
+from tests.core.cluster import (
+    FULL,
+    Cluster,
+    layout_of,
+    pack,
+    state_pool,
+    window_pool,
+)
 
 WINDOW = 2
 prompts = st.builds(
@@ -56,13 +64,29 @@ class Model(RuleBasedStateMachine):
         policy=st.sampled_from([lru, lru, mru, lfu, fifo, filo, slru, priority]),
     )
     def begin(self, num_pages, policy) -> None:
-        sizes = {pool.name: num_pages if pool is FULL else 11 for pool in self.pools}
+        sizes = {pool.name: self.size_of(pool, num_pages) for pool in self.pools}
+        self.windows = {
+            index: 1 if pool.coverage is Coverage.ENDPOINT else WINDOW
+            for index, pool in enumerate(self.pools)
+            if pool is not FULL
+        }
+        self.states = [
+            index
+            for index, pool in enumerate(self.pools)
+            if pool.coverage is Coverage.ENDPOINT
+        ]
         self.policy = policy
         self.cluster = Cluster(
             layout_of(*self.pools), sizes, attach=False, requests=4, policy=policy
         )
         self.resident: list[set[tuple[str | None, bytes]]] = [set() for _ in self.pools]
         self.num_evicted = 0
+
+    @staticmethod
+    def size_of(pool: Pool, num_pages: int) -> int:
+        if pool.coverage is Coverage.ENDPOINT:
+            return num_pages // 3
+        return num_pages if pool is FULL else 11
 
     # What happens.
 
@@ -81,21 +105,27 @@ class Model(RuleBasedStateMachine):
         if seq is None:
             return
         expected = self.longest(tokens, name)
+        kept = {pack(tokens)[: 8 * expected]} if expected else set()
+        victims = [self.coldest_state(pool, name, kept) for pool in self.states]
         cluster.do("restore", seq)
         request = cluster.request(seq)
         if not request.promise:
             cluster.do("abort", seq)
             return
         assert request.hit == expected
+        self.forget_states(victims)
         needed = -(-len(tokens) // 2) - request.hit
         self.evict(needed)
         cluster.do("extend", seq, len(tokens))
         self.check_residents()
         cluster.forward([seq])
+        has_state = self.checkpoint(seq)
         cluster.finish_forward(cluster.first)
         cluster.step()
         if cluster.do("commit", seq, len(tokens)) // 2 == len(tokens) // 2:
             self.add(tokens, name, request.hit)
+            for pool in self.states if has_state else ():
+                self.resident[pool].add((name, pack(tokens)))
         if not keep:
             cluster.end(seq)
             cluster.step()
@@ -112,14 +142,47 @@ class Model(RuleBasedStateMachine):
         found = self.cluster.replica.look.match(pack(tokens), namespace=name)
         assert found == 2 * self.longest(tokens, name)
 
+    def checkpoint(self, seq: int) -> bool:
+        """Keep the state at the end of a prompt, if that is a boundary."""
+        request = self.cluster.request(seq)
+        if not self.states or request.extent % 2 or request.extent // 2 == request.hit:
+            return False
+        victims = [self.coldest_state(pool, None, set()) for pool in self.states]
+        is_kept = self.cluster.checkpoint(seq)
+        assert is_kept == all(found for found, _ in victims)
+        if is_kept:
+            self.forget_states(victims)
+        return is_kept
+
     # What the model makes of it.
+
+    def coldest_state(self, pool: int, name, kept: set) -> tuple:
+        """Return whether a slot can be had, and the (pool, prefix) that goes for it."""
+        state = self.cluster.first.state
+        if state.ledgers[pool].num_free:
+            return True, None
+        held = self.in_windows(pool)
+        victims = []
+        for node in state.tree.nodes():
+            *_, prefix = self.prefixes(node)
+            is_needed = (node, node.end - 1) in held or (
+                prefix[0] == name and prefix[1] in kept
+            )
+            if node.pages[pool] is not None and not is_needed:
+                victims.append((node.used, node.serial, pool, prefix))
+        return bool(victims), min(victims)[2:] if victims else None
+
+    def forget_states(self, victims: list[tuple]) -> None:
+        for _, victim in victims:
+            if victim is not None:
+                self.resident[victim[0]].remove(victim[1])
 
     def add(self, tokens, name, hit: int) -> None:
         packed = pack(tokens)
         for end in range(1, len(tokens) // 2 + 1):
             self.resident[0].add((name, packed[: 8 * end]))
-            for pool in range(1, len(self.pools)):
-                if end > hit:
+            for pool in self.windows:
+                if end > hit and pool not in self.states:
                     self.resident[pool].add((name, packed[: 8 * end]))
 
     def longest(self, tokens, name) -> int:
@@ -135,8 +198,8 @@ class Model(RuleBasedStateMachine):
             if all(is_there(0, position) for position in range(end))
             and all(
                 is_there(pool, position)
-                for pool in range(1, len(self.pools))
-                for position in range(max(0, end - WINDOW), end)
+                for pool, window in self.windows.items()
+                for position in range(max(0, end - window), end)
             )
         )
 
@@ -148,8 +211,9 @@ class Model(RuleBasedStateMachine):
         """
         state = self.cluster.first.state
         gone = self.evict_leaves(state, num_needed)
-        for pool in range(1, len(self.pools)):
-            self.evict_windows(state, pool, num_needed, gone)
+        for pool in self.windows:
+            if pool not in self.states:
+                self.evict_windows(state, pool, num_needed, gone)
 
     def evict_leaves(self, state, num_needed: int) -> dict:
         """Return how many pages go from the tail of each node."""
@@ -182,7 +246,7 @@ class Model(RuleBasedStateMachine):
         }
         num_there = sum(map(len, has.values()))
         num_free = state.ledgers[pool].num_pages - num_there - self.num_own(pool)
-        held = self.in_windows()
+        held = self.in_windows(pool)
         while num_free < num_needed:
             free = {
                 node: [at for at in positions if (node, at) not in held]
@@ -201,13 +265,14 @@ class Model(RuleBasedStateMachine):
     def num_own(self, pool: int) -> int:
         return self.cluster.count(PageState.REQUEST, pool)
 
-    def in_windows(self) -> set:
+    def in_windows(self, pool: int) -> set:
         """Return the (node, position) that some open request's window needs."""
         held = set()
         for requests in self.cluster.requests.values():
             anchor = node = requests[0].anchor
             while node is not None and node.parent is not None:
-                window = range(max(node.start, anchor.end - WINDOW), node.end)
+                start = anchor.end - self.windows[pool]
+                window = range(max(node.start, start), node.end)
                 held |= {(node, position) for position in window}
                 node = node.parent
         return held
@@ -241,8 +306,23 @@ class ModelWithAWindow(Model):
     pools = (FULL, window_pool(2 * WINDOW))
 
 
+class ModelWithAState(Model):
+    """The same with states, which are kept at the ends of some prompts only."""
+
+    pools = (FULL, state_pool())
+
+
+class ModelWithAll(Model):
+    """The same with a window and states of two kinds."""
+
+    pools = (FULL, state_pool("slow"), window_pool(2 * WINDOW), state_pool("fast"))
+
+
+MACHINES = [Model, ModelWithAWindow, ModelWithAState, ModelWithAll]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [Model, ModelWithAWindow])
+@pytest.mark.parametrize("machine", MACHINES)
 def test_a_match_is_the_longest_prefix_that_a_set_of_prefixes_allows(machine):
     run_state_machine_as_test(machine, settings=settings(max_examples=100))
 
@@ -292,8 +372,8 @@ def test_full_attention_restores_up_to_its_first_missing_page(found, start):
 def test_what_is_restored_is_the_longest_that_device_and_store_allow(seed, lost):
     """Loads, the store and the tree together, against brute force over both."""
     draw = random.Random(seed)
-    layout = layout_of(FULL, window_pool(2 * WINDOW))
-    cluster = Cluster(layout, {"kv": 60, "window": 14}, requests=4)
+    layout = layout_of(FULL, window_pool(2 * WINDOW), state_pool())
+    cluster = Cluster(layout, {"kv": 60, "window": 14, "state": 9}, requests=4)
     stem = [1] * 20
     pages = cluster.learn(pack(stem), None)
     cluster.fill_stores(stem)
@@ -301,7 +381,7 @@ def test_what_is_restored_is_the_longest_that_device_and_store_allow(seed, lost)
     for place in lost:
         cluster.first.store.discard(everything[place % len(everything)])
     for _ in range(4):
-        tokens = [*stem[: draw.randrange(1, 21)], draw.randrange(2)]
+        tokens = [*stem[: draw.randrange(1, 21)], draw.randrange(1, 3)]
         there = resident_pages(cluster, pack(stem))
         for pool, page in cluster.first.store:
             if page in pages:
@@ -312,6 +392,7 @@ def test_what_is_restored_is_the_longest_that_device_and_store_allow(seed, lost)
             for end in range(limit + 1)
             if there[0].issuperset(range(end))
             and there[1].issuperset(range(max(0, end - WINDOW), end))
+            and there[2].issuperset(range(max(0, end - 1), end))
         )
         assert cluster.serve(tokens) == 2 * expected
 
