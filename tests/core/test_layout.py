@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from asyncache.core import (
     Coverage,
     KVLayout,
     PageSpace,
+    StatePool,
     WindowPool,
 )
 
@@ -24,12 +26,14 @@ SWA = WindowPool(
     dtype="float16",
     window_tokens=100,
 )
+SSM = StatePool(name="ssm", num_layers=5, shape=(8, 4), dtype="float32")
 LAYOUT = KVLayout(model="m", page_tokens=16, pools=(KV, SWA))
 
 
 def test_pools_say_which_pages_a_prefix_needs():
     assert KV.coverage is Coverage.ALL_PAGES
     assert SWA.coverage is Coverage.TRAILING
+    assert SSM.coverage is Coverage.ENDPOINT
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,21 @@ def test_a_space_counts_its_bytes():
     assert space.layer_bytes == 2 * 16 * 4 * 8 * 2
     assert space.page_bytes == 2 * space.layer_bytes
     assert space.name == "kv-0of1-bfloat16-2x2x16x4x8"
+
+
+def test_a_slot_has_the_bytes_of_a_state_whatever_a_page_holds():
+    layout = replace(LAYOUT, pools=(KV, SSM))
+    assert layout.space(SSM) == PageSpace("ssm", "0of1", "float32", (5, 8, 4))
+    assert layout.space(SSM) == replace(layout, page_tokens=1).space(SSM)
+    assert layout.space(SSM).page_bytes == 5 * 8 * 4 * 4
+    assert layout.space(replace(SSM, replicated=True), rank=1).shard == "all"
+    assert layout.window_pages(SSM) == 1
+
+
+def test_the_identity_of_a_layout_without_states_is_what_it_was():
+    """Golden: the pages that a store has are found by it."""
+    digest = hashlib.sha256(LAYOUT.identity).hexdigest()
+    assert digest[:16] == "d6178c583a148941"
 
 
 def test_a_rank_holds_its_shard_unless_the_pool_is_replicated():
@@ -94,6 +113,20 @@ def test_whatever_changes_a_page_changes_the_identity():
                 ("replicated", True),
             ]
         ),
+        *(
+            replace(LAYOUT, pools=(KV, *pools))
+            for pools in [
+                (SSM,),
+                (SWA, SSM),
+                (replace(SSM, name="ssn"),),
+                (replace(SSM, num_layers=4),),
+                (replace(SSM, shape=(4, 8)),),
+                (replace(SSM, shape=(32,)),),
+                (replace(SSM, shape=(8, 4, 1)),),
+                (replace(SSM, dtype="float16"),),
+                (replace(SSM, replicated=True),),
+            ]
+        ),
     ]
     assert len({layout.identity for layout in layouts}) == len(layouts)
 
@@ -119,6 +152,22 @@ def test_the_shard_is_no_part_of_the_identity():
 def test_a_pool_that_cannot_be_is_refused(pool, change, error, says):
     with pytest.raises(error, match=says):
         replace(pool, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"name": "S"}, ValueError, "a pool's name must match .*, not 'S'"),
+        ({"dtype": "int4"}, ValueError, "dtype must be one of .*, not 'int4'"),
+        ({"num_layers": 0}, ValueError, "num_layers must be at least 1, not 0"),
+        ({"shape": [8]}, TypeError, "shape must be a tuple, not list"),
+        ({"shape": ()}, ValueError, "shape must have at least one extent, got .."),
+        ({"shape": (8, 0)}, ValueError, "extent of shape must be at least 1, not 0"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(change, error, says):
+    with pytest.raises(error, match=says):
+        replace(SSM, **change)
 
 
 def test_a_window_of_nothing_is_refused():

@@ -553,6 +553,25 @@ def test_a_window_over_a_longer_load_lands_in_the_same_verdict():
     assert cluster.request(seq).hit == 4
 
 
+def test_a_cut_takes_along_what_lies_before_every_window():
+    """The upper half of a node that loads has none of its window pages."""
+    cluster = Cluster(WINDOW, num_pages=48, mask_ints=256)
+    fork = [1] * 10 + [2] * 10
+    for prompt in ([1] * 20, fork):
+        cluster.fill_stores(prompt)
+        begin(cluster, [*prompt, 3])
+    first, second = cluster.first.loads
+    (upper,) = (n for n in cluster.first.state.tree.nodes() if n.end == 5)
+    assert upper.pages[1] is None
+    cluster.first.votes.sink(first, 0)
+    cluster.step()
+    assert cluster.count(PageState.QUARANTINE) == 15
+    land(cluster)
+    cluster.check()
+    assert cluster.count(PageState.FREE) == 48
+    assert not cluster.replica.look.is_open(second)
+
+
 def test_new_nodes_of_a_load_are_not_evicted_to_make_room_for_it():
     """Guards that they are marked and pinned before pages are taken for them."""
     cluster = Cluster(num_pages=6)

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from asyncache.core import AttentionPool, DeviceError, KVLayout
+from asyncache.core import AttentionPool, DeviceError, KVLayout, StatePool
 from asyncache.devices import CpuDevice, PageOrder
 from asyncache.testing import check_device
 
@@ -45,6 +45,22 @@ async def test_pages_with_gaps_between_them_keep_the_contract():
 async def test_one_tensor_a_layer_keeps_the_contract():
     await check_device(lambda: adopt([zeros(5, *SLICE) for _ in range(3)]))
     await check_device(lambda: adopt(zeros(5, 3, *SLICE).unbind(1)[::-1]))
+
+
+async def test_states_of_a_model_are_adopted_as_they_are():
+    """One tensor a layer, as serving engines keep them, in the owner's own axes."""
+    state = StatePool(name="state", num_layers=3, shape=(4, 2), dtype="float32")
+    layout = KVLayout(model="m", page_tokens=4, pools=(*LAYOUT.pools, state))
+    states = [zeros(6, 2, 4, dtype=torch.float32) for _ in range(3)]
+
+    def make():
+        tensors = {"kv": zeros(5, 3, *SLICE), "state": states}
+        return CpuDevice.adopt(layout, tensors)
+
+    await check_device(make)
+    states[1][2] = 5.0
+    make().copy_pages("state", [2], [0])
+    assert (states[1][0] == 5).all()
 
 
 async def test_the_tensor_is_the_owners_own():

@@ -13,6 +13,7 @@ from asyncache.core import (
     ClosedError,
     DeviceError,
     KVLayout,
+    StatePool,
     WindowPool,
 )
 from asyncache.devices import CpuDevice, PageOrder
@@ -30,7 +31,8 @@ def make_layout(dtype="bfloat16", num_layers=3, page_tokens=4):
         num_parts=1,
         window_tokens=8,
     )
-    return KVLayout(model="m", page_tokens=page_tokens, pools=(kv, window))
+    state = StatePool(name="state", num_layers=2, shape=(3, page_tokens), dtype=dtype)
+    return KVLayout(model="m", page_tokens=page_tokens, pools=(kv, window, state))
 
 
 LAYOUT = make_layout()
@@ -63,10 +65,11 @@ async def test_it_keeps_the_contract_behind_gates(order):
 
 
 async def test_pools_may_have_different_numbers_of_pages():
-    device = CpuDevice(LAYOUT, {"kv": 7, "window": 2})
-    assert dict(device.num_pages) == {"kv": 7, "window": 2}
+    device = CpuDevice(LAYOUT, {"kv": 7, "window": 2, "state": 3})
+    assert dict(device.num_pages) == {"kv": 7, "window": 2, "state": 3}
     assert device.tensor("kv").shape == (7, 3, 2, 4, 2, 8)
     assert device.tensor("window").shape == (2, 1, 1, 4, 1, 4)
+    assert device.tensor("state").shape == (3, 2, 3, 4)
     assert not device.tensor("kv").any()
 
 
@@ -109,6 +112,16 @@ async def test_a_closed_device_refuses_everything():
     with pytest.raises(ClosedError):
         device.copy_pages("kv", [0], [1])
     assert "closed" in repr(device)
+
+
+def test_a_copy_from_page_to_page_is_done_on_return():
+    """Whatever its size: it is a step of a forward, which waits for nothing."""
+    device = CpuDevice(LARGE, 3, order=PageOrder.LAYER_FIRST)
+    for pool in ("kv", "state"):
+        device.tensor(pool)[1] = 5
+        device.copy_pages(pool, [1], [2], stream=7)
+        assert (device.tensor(pool)[2] == 5).all()
+        assert not device.tensor(pool)[0].any()
 
 
 async def test_sources_may_be_read_only_and_targets_may_not():
@@ -175,4 +188,4 @@ def test_the_order_is_an_enum():
 
 def test_too_many_pages_are_a_device_error():
     with pytest.raises(DeviceError, match=r"no [0-9]+ bytes for pool 'kv'"):
-        CpuDevice(LAYOUT, {"kv": 2**50, "window": 1})
+        CpuDevice(LAYOUT, {"kv": 2**50, "window": 1, "state": 1})
