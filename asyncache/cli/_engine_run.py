@@ -18,7 +18,15 @@ import torch
 from asyncache.cli._core_run import END
 from asyncache.cli._outcome import Job, Outcome, Stage, Tally
 from asyncache.cli._traces import Prompt
-from asyncache.core import TOKEN_BYTES, AttentionPool, Fact, KVLayout, StoreError
+from asyncache.core import (
+    TOKEN_BYTES,
+    AttentionPool,
+    Fact,
+    KVLayout,
+    PagesCached,
+    PagesDropped,
+    StoreError,
+)
 from asyncache.devices import CpuDevice
 from asyncache.engine import Event, KVCache, Limits, Request
 from asyncache.stores import Store
@@ -64,7 +72,7 @@ class _Failures:
         self.count = 0
 
     def on_event(self, event: Event) -> None:
-        self.count += not isinstance(event, Fact)
+        self.count += not isinstance(event, Fact | PagesCached | PagesDropped)
 
 
 class _Run:

@@ -167,6 +167,7 @@ def _give_all(
         if pages:
             state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
             node.pages[pool] = pages
+            state.tell_cached(node, pool)
             given.append(pool)
     return given
 

@@ -187,6 +187,29 @@ class Fact:
     hashes: tuple[PageHash, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PagesCached:
+    """Pages of one pool that anyone may be given as a hit from now on.
+
+    Told before the :class:`Fact` of the change that brought them, and only where
+    somebody observes. ``parent`` is the page before the first of them; what keeps a
+    radix tree of its own hangs them there. A pool of states has one page a boundary: it
+    goes by the page that ends there.
+    """
+
+    pool: str
+    hashes: tuple[PageHash, ...]
+    parent: PageHash
+
+
+@dataclass(frozen=True, slots=True)
+class PagesDropped:
+    """Pages of one pool that nobody is given any more. A RESET drops all there are."""
+
+    pool: str
+    hashes: tuple[PageHash, ...]
+
+
 Effect = (
     AskStore
     | StartLoad
@@ -198,4 +221,6 @@ Effect = (
     | Settled
     | Ended
     | Fact
+    | PagesCached
+    | PagesDropped
 )

@@ -292,13 +292,14 @@ def end_load(state: State, load: Load) -> None:
 def _land(state: State, load: Load) -> None:
     anchor, tree = load.anchor, state.tree
     assert anchor is not None
-    for node in tree.above(anchor, load.start):
+    for node in reversed(list(tree.above(anchor, load.start))):
         for pool, run in enumerate(node.pages):
             if node.loads[pool] is not load:
                 continue
             assert run is not None
             node.loads[pool] = None
             state.ledgers[pool].move(run, PageState.TRANSIT, PageState.TREE)
+            state.tell_cached(node, pool)
             if pool == tree.backbone:
                 node.stored = True
                 # Locked by the load's own pin at least.

@@ -28,6 +28,8 @@ class Replica:
         num_pages: Pages of each pool, by name, as agreed by all ranks.
         bounds: What may be open at once.
         policy: Which leaf is evicted first, as a sort key over nodes.
+        tells_pages: Whether it tells of each page that comes or goes; it need not be
+            the same on every rank.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Replica:
         num_pages: Mapping[str, int],
         bounds: Bounds,
         policy: Policy = lru,
+        *,
+        tells_pages: bool = False,
     ) -> None:
-        self._state = State(layout, num_pages, bounds, policy)
+        self._state = State(layout, num_pages, bounds, policy, tells_pages=tells_pages)
         self.calls = Calls(self._state)
         """What the loop tells it."""
         self.look = Look(self._state)

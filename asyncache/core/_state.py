@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from asyncache.core._agenda import Agenda, Bracket, Offload, Ready, Request
-from asyncache.core._effects import Effect, Fact, FactKind
+from asyncache.core._effects import (
+    Effect,
+    Fact,
+    FactKind,
+    PagesCached,
+    PagesDropped,
+)
 from asyncache.core._errors import broken, require
 from asyncache.core._eviction import Leaves, Unsaved
 from asyncache.core._hashes import root_hash
@@ -96,8 +102,12 @@ class State:
         num_pages: Mapping[str, int],
         bounds: Bounds,
         policy: Policy = lru,
+        *,
+        tells_pages: bool = False,
     ) -> None:
         self.layout = layout
+        # Whether each page that comes or goes is told of: it costs a hash a page.
+        self.tells_pages = tells_pages
         self.bounds = bounds
         self.tree = Tree(layout)
         if bounds.low_water:
@@ -225,13 +235,30 @@ class State:
         self.tree.detach(node)
         for pool, run in enumerate(node.pages):
             if run is not None:
+                self.tell_dropped(node, pool, len(run))
                 self.ledgers[pool].give(run, PageState.TREE)
         self._forget_queued(node)
         self.unsaved.forget(node)
         self.offer(parent)
         saved = node.stored or not self.store_attached
         kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED
-        self.effects.append(Fact(kind, node.end - node.start, tuple(node.hashes or ())))
+        self.effects.append(Fact(kind, node.end - node.start))
+
+    def tell_cached(self, node: Node, pool: int) -> None:
+        """Tell that all that a pool has of a node is everyone's now."""
+        if self.tells_pages:
+            hashes, first = self.tree.hashes(node), node.start_of(pool) - node.start
+            assert node.parent is not None
+            parent = hashes[first - 1] if first else self.tree.last_hash(node.parent)
+            name = self.layout.pools[pool].name
+            self.effects.append(PagesCached(name, tuple(hashes[first:]), parent))
+
+    def tell_dropped(self, node: Node, pool: int, count: int) -> None:
+        """Tell that the first pages that a pool has of a node are nobody's any more."""
+        if self.tells_pages:
+            first = node.start_of(pool) - node.start
+            hashes = tuple(self.tree.hashes(node)[first : first + count])
+            self.effects.append(PagesDropped(self.layout.pools[pool].name, hashes))
 
     @staticmethod
     def _forget_ready(node: Node) -> None:
@@ -275,6 +302,8 @@ class State:
         free = run[:num_pages]
         while free and free[-1] in held:
             free.pop()
+        if node.attached:
+            self.tell_dropped(node, pool, len(free))
         self.ledgers[pool].give(free, PageState.TREE)
         node.pages[pool] = run[len(free) :] or None
 

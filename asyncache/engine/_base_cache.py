@@ -103,7 +103,13 @@ class BaseCache(BaseScopes[R]):
         )
 
     def _new_replica(self, num_pages: Mapping[str, int]) -> Replica:
-        return Replica(self._layout, num_pages, self._bounds(), self._policy)
+        return Replica(
+            self._layout,
+            num_pages,
+            self._bounds(),
+            self._policy,
+            tells_pages=self._observer is not None,
+        )
 
     def _settings(self) -> Mapping[str, object]:
         """Return what must be the same on every rank."""

@@ -26,6 +26,8 @@ from asyncache.core import (
     InvariantError,
     OfferOffload,
     OrderError,
+    PagesCached,
+    PagesDropped,
     RankError,
     Replica,
     RequestState as Request,
@@ -43,6 +45,7 @@ R = TypeVar("R")
 Told = Restored | Settled | Shortened | Ended
 Started = AskStore | StartLoad | StartOffload | OfferOffload | Stop
 Failure = InvariantError | RankError
+News = Fact | PagesCached | PagesDropped
 
 
 class Plans(Protocol):
@@ -72,7 +75,7 @@ class Driver:
         *,
         plans: Plans,
         tell_request: Callable[[Told], None],
-        tell_observer: Callable[[Fact], None],
+        tell_observer: Callable[[News], None],
         on_settled: Callable[[], None],
         on_failed: Callable[[Failure], None],
         wake: Callable[[], None],
@@ -94,7 +97,7 @@ class Driver:
         self.is_in_core = False
         """Whether the core is half-way through a change: only the garbage collector,
         or a policy that calls back, can find it so."""
-        self._facts: deque[Fact] = deque()
+        self._facts: deque[News] = deque()
         self._open_brackets: dict[int, None] = {}
         self._last_bracket = 0
         self.failure: Failure | None = None
@@ -234,7 +237,7 @@ class Driver:
 
     def _carry_out(self) -> None:
         for effect in self.replica.take_effects():
-            if isinstance(effect, Fact):
+            if isinstance(effect, Fact | PagesCached | PagesDropped):
                 self._facts.append(effect)
             elif isinstance(effect, Restored | Settled | Shortened | Ended):
                 self._tell_request(effect)

@@ -6,7 +6,13 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Protocol
 
-from asyncache.core import Fact, FactKind, ReplicaStatistics
+from asyncache.core import (
+    Fact,
+    FactKind,
+    PagesCached,
+    PagesDropped,
+    ReplicaStatistics,
+)
 from asyncache.engine._queues import Queues
 
 
@@ -47,7 +53,7 @@ class StoreDown:
     retry_s: float
 
 
-Event = Fact | TransferFailed | StoreFull | StoreDown
+Event = Fact | PagesCached | PagesDropped | TransferFailed | StoreFull | StoreDown
 
 
 class Observer(Protocol):

@@ -27,7 +27,7 @@ from asyncache.core import (
 )
 from asyncache.engine._base_hit import Signal
 from asyncache.engine._base_request import BaseRequest, ended
-from asyncache.engine._driver import Driver, Failure, Started, Told
+from asyncache.engine._driver import Driver, Failure, News, Started, Told
 from asyncache.engine._gates import Board, Gates, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
@@ -90,7 +90,7 @@ class Runtime(Generic[Q]):
             replica,
             plans=self,
             tell_request=self._told,
-            tell_observer=self._told_fact,
+            tell_observer=self._told_news,
             on_settled=self._settled,
             on_failed=self._failed,
             wake=self._wake,
@@ -370,10 +370,11 @@ class Runtime(Generic[Q]):
             request._told_ended(ended(aborted=aborted))  # noqa: SLF001 - as above
             self.reports.ended(request, aborted=aborted)
 
-    def _told_fact(self, fact: Fact) -> None:
-        self.counters.count(fact, self.slots.page_bytes)
-        self.reports.count(fact)
-        self._teller.tell(fact)
+    def _told_news(self, news: News) -> None:
+        if isinstance(news, Fact):
+            self.counters.count(news, self.slots.page_bytes)
+            self.reports.count(news)
+        self._teller.tell(news)
 
 
 def _stage(state: State) -> Stage:

@@ -29,6 +29,8 @@ from asyncache.core import (
     OfferOffload,
     OffloadPlan,
     PageHash,
+    PagesCached,
+    PagesDropped,
     PageState,
     Policy,
     Replica,
@@ -117,6 +119,18 @@ class Forward:
     checkpoints: list[SlotCopy] = field(default_factory=list)
 
 
+def resident(rank: Rank) -> set[tuple[str, PageHash]]:
+    """Return what the tree has, pool by pool, by page hash."""
+    tree, pools = rank.state.tree, rank.state.layout.pools
+    return {
+        (pools[pool].name, page)
+        for node in tree.nodes()
+        for pool, run in enumerate(node.pages)
+        if run is not None and node.loads[pool] is None
+        for page in tree.hashes(node)[node.start_of(pool) - node.start :]
+    }
+
+
 @dataclass
 class Rank:
     """One rank: a replica, its votes, its pages, and what is under way on it."""
@@ -131,10 +145,28 @@ class Rank:
     forwards: list[Forward] = field(default_factory=list)
     store: set[tuple[int, PageHash]] = field(default_factory=set)
     told: list[object] = field(default_factory=list)
+    cached: set[tuple[str, PageHash]] = field(default_factory=set)
+    """What is resident, by what was told of pages that came and went."""
 
     @property
     def state(self):
         return self.replica._state
+
+    def note(self, news: Fact | PagesCached | PagesDropped) -> None:
+        """Do as an observer that keeps account of what is resident."""
+        match news:
+            case PagesCached(pool, hashes):
+                new = {(pool, page) for page in hashes}
+                assert not new & self.cached, "a page comes once"
+                self.cached |= new
+            case PagesDropped(pool, hashes):
+                old = {(pool, page) for page in hashes}
+                assert old <= self.cached, "a page goes that had come"
+                self.cached -= old
+            case Fact(kind, num_pages, hashes):
+                self.told.append((kind, num_pages, hashes))
+                if kind is FactKind.RESET:
+                    self.cached.clear()
 
 
 class Cluster:
@@ -158,7 +190,7 @@ class Cluster:
             sizes = {pool.name: num_pages for pool in self.layout.pools}
         self.ranks = [
             Rank(
-                Replica(self.layout, sizes, self.bounds, policy),
+                Replica(self.layout, sizes, self.bounds, policy, tells_pages=True),
                 [[GARBAGE] * sizes[pool.name] for pool in self.layout.pools],
             )
             for _ in range(num_ranks)
@@ -400,8 +432,8 @@ class Cluster:
                 case Stop(seq):
                     rank.lookups.pop(seq, None)
                     rank.readies.pop(seq, None)
-                case Fact():
-                    rank.told.append((effect.kind, effect.num_pages, effect.hashes))
+                case Fact() | PagesCached() | PagesDropped():
+                    rank.note(effect)
                 case _:
                     rest = getattr(effect, "num_pages", getattr(effect, "aborted", 0))
                     rank.told.append((type(effect).__name__, effect.request.seq, rest))
@@ -573,6 +605,7 @@ class Cluster:
     def check(self) -> None:
         for rank in self.ranks:
             self.check_contents(rank)
+            assert rank.cached == resident(rank), "events are residency"
         self.replica.look.check_invariants()
         dump = self.replica.look.dump()
         for rank in self.ranks[1:]:

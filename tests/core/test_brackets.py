@@ -233,8 +233,7 @@ def test_what_a_bracket_keeps_of_adopted_windows_breaks_no_promise():
     cluster.settle()
     state = cluster.first.state
     top = next(node for node in state.tree.nodes() if node.start == 0)
-    state.ledgers[2].give(top.pages[2], PageState.TREE)  # as if evicted
-    top.pages[2] = None
+    state._trim(top, 2, set(), 8)  # evicted
     request = cluster.open(tokens)
     cluster.do("extend", request, 13)
     cluster.forward([request])

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from asyncache import content_tokens, lfu
-from asyncache.core import ClosedError, FactKind, OrderError, StoreError
+from asyncache.core import ClosedError, Fact, FactKind, OrderError, StoreError
 from asyncache.engine import ReadOnly, WriteBack, WriteThrough
 from asyncache.stores import FileStore, MemoryStore, TieredStore
 from asyncache.testing import Gate, GateStore, cancel_nth
@@ -416,7 +416,7 @@ async def test_events_tell_of_a_reset():
     async with scene() as view:
         await view.serve(TOKENS)
         view.cache.reset()
-        (told,) = [e for e in view.log.events if e.kind is FactKind.RESET]
+        (told,) = [e for e in view.log.of(Fact) if e.kind is FactKind.RESET]
         assert told.num_pages == 3
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from asyncache.core import Fact, FactKind
+from asyncache.core import Fact, FactKind, PagesCached, PagesDropped, root_hash
 from asyncache.engine import Statistics
 from asyncache.stores import MemoryStore
 from asyncache.testing import Fault, FaultyStore
-from tests.engine.scene import PAGE, gate_store, keys, memory_store, prompt, scene
+from tests.engine.scene import (
+    LAYOUT,
+    PAGE,
+    gate_store,
+    keys,
+    memory_store,
+    prompt,
+    scene,
+)
 
 TOKENS = prompt(3)
 
@@ -32,6 +40,51 @@ async def test_events_tell_what_became_of_pages():
         assert await view.serve(TOKENS) == 3 * PAGE
         landed = [e.num_pages for e in view.log.of(Fact) if e.kind is FactKind.LANDED]
         assert landed == [3]
+
+
+class Account:
+    """Keeps account of what is resident, from events alone, as a router does."""
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, set[bytes]] = {}
+
+    def on_event(self, event) -> None:
+        match event:
+            case PagesCached(pool="kv", hashes=hashes, parent=parent):
+                for page in hashes:
+                    self.children.setdefault(parent, set()).add(page)
+                    parent = page
+            case PagesDropped(pool="kv", hashes=hashes):
+                gone = set(hashes)
+                for siblings in self.children.values():
+                    siblings.difference_update(gone)
+            case Fact(kind=FactKind.RESET):
+                self.children.clear()
+
+    def match(self, tokens) -> int:
+        """Return how many leading pages of a prompt are resident."""
+        parent = root_hash(LAYOUT, None)
+        for count, key in enumerate(keys(tokens)):
+            if key.hash not in self.children.get(parent, ()):
+                return count
+            parent = key.hash
+        return len(keys(tokens))
+
+
+async def test_events_are_residency():
+    account = Account()
+    other = prompt(3, seed=1)
+    async with scene(MemoryStore(2**20), num_pages=7, observer=account) as view:
+        for tokens in (TOKENS, other, TOKENS, other[:8] + TOKENS, TOKENS):
+            await view.serve(tokens)
+            for known in (TOKENS, other):
+                resident = view.cache.match_nowait(known) // PAGE
+                assert account.match(known) == resident
+            await view.cache.drain()
+        view.cache.reset()
+        assert account.match(TOKENS) == 0
+        await view.serve(TOKENS)
+        assert account.match(TOKENS) == 3
 
 
 async def test_statistics_add_up_and_never_fall():
@@ -107,7 +160,8 @@ async def test_an_observer_may_end_the_request_that_an_event_is_about():
             self.scope = None
 
         def on_event(self, event):
-            if self.scope is not None and event.kind is FactKind.LANDED:
+            kind = getattr(event, "kind", None)
+            if self.scope is not None and kind is FactKind.LANDED:
                 self.scope.__exit__(None, None, None)
 
     observer = Ending()
@@ -137,7 +191,7 @@ async def test_an_observer_is_told_after_the_requests_that_an_event_concerns():
             self.hits, self.seen = [], []
 
         def on_event(self, event):
-            if event.kind is FactKind.LANDED:
+            if getattr(event, "kind", None) is FactKind.LANDED:
                 self.seen += [(hit.settled, hit.num_tokens) for hit in self.hits]
 
     observer, store = Looking(), await gate_store(TOKENS, is_open=True)
