@@ -168,6 +168,20 @@ async def test_states_come_back_from_files(tmp_path, host_addressable):
         )
 
 
+async def test_a_state_is_stored_below_a_prefix_that_has_none():
+    """The pool of states comes first, and has no page where the parent ends."""
+    device, store = make_device(), MemoryStore(2**20)
+    tokens = [*PROMPT, *range(2 * PAGE), 5]
+    async with KVCache(LAYOUT, device=device, store=store) as cache:
+        await serve(cache, device, PROMPT)
+        await cache.drain()
+        await serve(cache, device, tokens, {24})
+        await cache.drain()
+        cache.reset()
+        assert cache.statistics().counters.stored_pages == 6
+        assert await serve(cache, device, tokens) == (24, expected(tokens))
+
+
 async def test_a_request_that_was_suspended_begins_with_its_state_again():
     device = make_device()
     async with KVCache(LAYOUT, device=device) as cache:

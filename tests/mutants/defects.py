@@ -147,8 +147,8 @@ DEFECTS = [
         "a commit over a hit that has yet to land is published at once",
         "L1",
         "core/_commits.py",
-        "if request.want > request.shared and not request.needs:",
-        "if request.want > request.shared:",
+        "        and not request.needs\n",
+        "",
     ),
     Defect(
         "a commit shares a page of which only a part was computed",
@@ -162,7 +162,7 @@ DEFECTS = [
         "L1",
         "core/_requests.py",
         """\
-    request.want = min(request.want, num_tokens // state.tree.page_tokens)
+    request.want = min(request.want, boundary)
 """,
         "",
     ),
@@ -260,18 +260,6 @@ DEFECTS = [
 """,
         "",
     ),
-    Defect(
-        "window pages that came late never reach the store",
-        "L9",
-        "core/_commits.py",
-        """\
-        _give(state, request, node, pool)
-        node.stored = False
-""",
-        """\
-        _give(state, request, node, pool)
-""",
-    ),
     # Offloads.
     Defect(
         "an offload whose parent is missing counts as stored: -1 is true",
@@ -354,8 +342,8 @@ DEFECTS = [
         "a reservation is granted whether or not there is room",
         "L4",
         "core/_reservations.py",
-        "fits = state.least_slack() >= request.num_reserve - hit",
-        "fits = state.least_slack() >= 0",
+        "page_slack(state) >= request.num_reserve - hit",
+        "page_slack(state) >= 0",
     ),
     Defect(
         "a small request overtakes a large one that waits for room",
@@ -595,6 +583,219 @@ DEFECTS = [
     nodes =""",
         """\
     nodes =""",
+    ),
+    # States and windows.
+    Defect(
+        "a split takes the last pages of a node for its first ones",
+        "L8",
+        "core/_tree.py",
+        "(above := position - node.start_of(pool)) > 0:",
+        "(above := position - node.start) > 0:",
+    ),
+    Defect(
+        "a boundary may be where no state was kept",
+        "L8",
+        "core/_boundaries.py",
+        """\
+        if first > node.start:
+            run_start = first
+""",
+        "",
+    ),
+    Defect(
+        "a forward goes on from whatever its slot holds, not from its hit's state",
+        "L8",
+        "core/_reservations.py",
+        "request.slots.is_behind = bool(hit and state.tree.states)",
+        "request.slots.is_behind = False",
+    ),
+    Defect(
+        "a forward begins while the state of its hit is on its way",
+        "L1",
+        "core/_slots.py",
+        "if request.lookup is not None or request.needs:",
+        "if request.lookup is not None:",
+    ),
+    Defect(
+        "a commit lets go of a state that no forward has copied yet",
+        "L2",
+        "core/_commits.py",
+        "        and not request.slots.is_behind\n",
+        "",
+    ),
+    Defect(
+        "no bracket keeps a state that its forward has yet to write",
+        "L2",
+        "core/_commits.py",
+        """\
+            node.pages[pool] = pages
+            given.append(pool)
+""",
+        """\
+            node.pages[pool] = pages
+            if not is_state:
+                given.append(pool)
+""",
+    ),
+    Defect(
+        "a state slot is free before the forward that writes it has ended",
+        "L2",
+        "core/_slots.py",
+        """\
+    for pool, slot in zip(state.tree.states, request.slots.own, strict=False):
+        state.release(pool, array("i", [slot]), PageState.REQUEST)
+""",
+        """\
+    for pool, slot in zip(state.tree.states, request.slots.own, strict=False):
+        state.ledgers[pool].give([slot], PageState.REQUEST)
+""",
+    ),
+    Defect(
+        "a checkpoint is free before the forward that copies it has ended",
+        "L2",
+        "core/_slots.py",
+        """\
+        for pool, slot in request.slots.checkpoints.pop(boundary).items():
+            state.release(pool, array("i", [slot]), PageState.REQUEST)
+""",
+        """\
+        for pool, slot in request.slots.checkpoints.pop(boundary).items():
+            state.ledgers[pool].give([slot], PageState.REQUEST)
+""",
+    ),
+    Defect(
+        "a checkpoint of tokens that were taken back is published",
+        "L8",
+        "core/_requests.py",
+        """\
+    drop_checkpoints(state, request, range(boundary + 1, request.extent + 1))
+""",
+        "",
+    ),
+    Defect(
+        "a checkpoint takes the slot that was promised to a load",
+        "L4",
+        "core/_state.py",
+        "promised = self.promised_slots if is_state else self.promised",
+        "promised = 0 if is_state else self.promised",
+    ),
+    Defect(
+        "a restore is granted without a slot for what it may load",
+        "L4",
+        "core/_reservations.py",
+        "and slot_slack(state) >= own_slots(state, request) + loaded",
+        "and slot_slack(state) >= own_slots(state, request)",
+    ),
+    Defect(
+        "a load's slot is promised, and taken all the same from what it builds on",
+        "L4",
+        "core/_loads.py",
+        """\
+    move_anchor(state, request, node)
+    for gap""",
+        """\
+    for gap""",
+    ),
+    Defect(
+        "windows and states that came late never reach the store",
+        "L9",
+        "core/_commits.py",
+        """\
+    if given:
+        node.stored = False
+""",
+        "",
+    ),
+    Defect(
+        "an offload calls a state stored that it never took",
+        "L8",
+        "core/_commits.py",
+        """\
+    if isinstance(node.offload, Offload):
+        return []
+    lacking""",
+        """\
+    lacking""",
+    ),
+    Defect(
+        "an offload asks for its parent's page where only states are kept",
+        "L9",
+        "core/_offloads.py",
+        "key=lambda pool: pool != tree.backbone",
+        "key=lambda pool: pool",
+    ),
+    Defect(
+        "with more boundaries than a ballot has room for, states are found by chance",
+        "L8",
+        "core/_votes.py",
+        "            first -= first % stride\n",
+        "",
+    ),
+    Defect(
+        "a window's first page goes one token too early",
+        "L2",
+        "core/_requests.py",
+        "edge = (request.computed - window_tokens) // state.tree.page_tokens",
+        "edge = (request.computed + 1 - window_tokens) // state.tree.page_tokens",
+    ),
+    Defect(
+        "a window has passed what no forward has computed",
+        "L2",
+        "core/_requests.py",
+        "edge = (request.computed - window_tokens) // state.tree.page_tokens",
+        "edge = (request.extent - window_tokens) // state.tree.page_tokens",
+    ),
+    Defect(
+        "window pages go that a parked commit has yet to publish",
+        "L8",
+        "core/_requests.py",
+        "            edge = min(edge, request.shared)\n",
+        "            pass\n",
+    ),
+    Defect(
+        "window pages are free under the forward that reads them",
+        "L2",
+        "core/_requests.py",
+        """\
+            state.release(pool, pages, PageState.REQUEST)
+            table""",
+        """\
+            state.ledgers[pool].give(pages, PageState.REQUEST)
+            table""",
+    ),
+    Defect(
+        "tokens may be taken back whose window has passed",
+        "L2",
+        "core/_requests.py",
+        "least = max(1, shared, _least_in_windows(state, request))",
+        "least = max(1, shared)",
+    ),
+    Defect(
+        "tokens that were rejected count as computed, and their window passes",
+        "L2",
+        "core/_requests.py",
+        "    request.computed = min(request.computed, num_tokens)\n",
+        "",
+    ),
+    Defect(
+        "eviction takes the pinned end of a window with its beginning",
+        "L2",
+        "core/_state.py",
+        """\
+        while free and free[-1] in held:
+            free.pop()
+""",
+        "",
+    ),
+    Defect(
+        "of a window that is there in part, the rest is not loaded",
+        "L8",
+        "core/_loads.py",
+        """\
+    _split_at_gaps(state, base, end)
+    node = base""",
+        """\
+    node = base""",
     ),
     # Engine: transfers, driver, runtime.
     Defect(
