@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Self
-
-import anyio
 
 from asyncache.core import RankError
 from asyncache.ranks._abc import Group
@@ -16,6 +15,7 @@ from asyncache.ranks._gloo import Collective, meet
 from asyncache.threads import Workers, when_over
 
 if TYPE_CHECKING:
+    import anyio
     import torch.distributed as dist
 
 
@@ -123,11 +123,12 @@ class TorchGroup(Group):
         part = array("i", vector)
         reduced = self._workers.executor.submit(self._reduce, part)
         self._num_calls += 1
-        self._waits_for = when_over([reduced])
+        self._waits_for = over = when_over([reduced])
+        clock = asyncio.get_running_loop().call_later(self._timeout_s, over.set)
         try:
-            with anyio.move_on_after(self._timeout_s):
-                await self._waits_for.wait()
+            await over.wait()
         finally:
+            clock.cancel()
             self._waits_for = None
         self._settle(reduced)
         vector[:] = part

@@ -12,7 +12,17 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import bookkeeping, decode, files, hashing, stall, steps, storm, tree
+from tests.bench import (
+    bookkeeping,
+    decode,
+    files,
+    hashing,
+    ranks,
+    stall,
+    steps,
+    storm,
+    tree,
+)
 from tests.bench.measure import NUM_QUICK_ROUNDS, NUM_ROUNDS, Row
 
 BENCHMARKS = {
@@ -21,6 +31,7 @@ BENCHMARKS = {
     "bookkeeping": bookkeeping.run,
     "steps": steps.run,
     "files": files.run,
+    "ranks": ranks.run,
     "stall": stall.run,
     "storm": storm.run,
     "decode": decode.run,
