@@ -69,6 +69,16 @@ def _checked(ranks: Sequence[int] | None, own: int, num_ranks: int) -> list[int]
     return members
 
 
+def check_own(process_group: dist.ProcessGroup) -> None:
+    """Raise ValueError if it is the default process group, which all others rest on."""
+    import torch.distributed as dist  # noqa: PLC0415 - as above
+
+    if dist.is_initialized() and process_group is dist.group.WORLD:
+        raise ValueError(
+            "the default process group cannot be handed over: make another"
+        )
+
+
 class Collective:
     """Minima over the ranks of a process group, one after another.
 
@@ -146,4 +156,5 @@ class Collective:
             # Nothing may keep the work: it, too, keeps the connections open.
             self._process_group.allreduce(self._tensors, self._options).wait()
         except RuntimeError as error:
-            raise RankError(f"a rank is gone or silent: {error}") from error
+            reason = str(error).partition(". ")[0]  # what follows is advice
+            raise RankError(f"a rank is gone or silent: {reason}") from error

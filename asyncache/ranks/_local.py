@@ -17,8 +17,7 @@ from asyncache.ranks._calls import check_call, check_timeout, left
 class LocalGroup(Group):
     """One rank of a group whose ranks are all in this process, in one event loop.
 
-    A rank's k-th call of ``all_min`` is its part in round k, whatever became of its
-    earlier calls. Made by :meth:`of`, all ranks at once.
+    Made by :meth:`of`, all ranks at once. The group ends for all ranks at once, too.
     """
 
     @classmethod
@@ -57,16 +56,11 @@ class LocalGroup(Group):
         return f"<LocalGroup {place}, {self._num_calls} calls, {state}>"
 
     async def all_min(self, vector: array[int]) -> None:
-        """Replace each item of ``vector``, int32, by its minimum over all ranks.
-
-        The part is copied before the call first waits; the last rank of a round does
-        not wait at all. A call that is cancelled leaves ``vector`` as it was, and its
-        part counts. ``vector`` is written once, in the turn in which the call returns.
+        """Do as a :class:`Group` does; the last rank of a round does not wait at all.
 
         Raises:
             RankError: If a rank has left, sent another length, or did not call within
-                ``timeout_s``; the group is over then, for all ranks at once. A round
-                in which all ranks took part still has its minimum.
+                ``timeout_s``.
             ClosedError: If this rank has left.
             OrderError: If this rank is still in another call, which goes on; or if the
                 others wait in another event loop.
@@ -92,11 +86,6 @@ class LocalGroup(Group):
         vector[:] = round_.minimum
 
     async def aclose(self) -> None:
-        """Leave the group; a call that waits ends with ClosedError.
-
-        The others' calls raise RankError from then on, except that a round in which
-        every rank has taken part still gives them its minimum.
-        """
         if not self._has_left:
             self._has_left = True
             self._table.end(f"rank {self.rank} has left")

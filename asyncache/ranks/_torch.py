@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from asyncache.core import RankError
 from asyncache.ranks._abc import Group
 from asyncache.ranks._calls import check_call, check_timeout, left
-from asyncache.ranks._gloo import Collective, meet
+from asyncache.ranks._gloo import Collective, check_own, meet
 from asyncache.threads import Workers, when_over
 
 if TYPE_CHECKING:
@@ -23,12 +23,10 @@ class TorchGroup(Group):
     """A group of processes that share an initialised ``torch.distributed``.
 
     It has gloo connections of its own between the ranks, so that nothing it sends
-    meets what the model sends; one thread reduces, in the order of the calls. A rank's
-    k-th call of ``all_min`` is its part in round k, whatever became of its earlier
-    calls.
+    meets what the model sends; one thread reduces, in the order of the calls.
 
     Making one blocks until every rank has: do it before the event loop runs. Once a
-    rank is lost the group is over: close it on all ranks, and make a new one.
+    rank is lost, close the group on all others, and make a new one.
 
     Args:
         ranks: Ranks of the default process group that form this one, all of them by
@@ -61,15 +59,18 @@ class TorchGroup(Group):
         """Return a group over a process group that the caller hands over.
 
         Args:
-            process_group: Reduces tensors on the CPU. Nobody uses it, and nobody else
-                refers to it, from now on: where somebody does, the others learn that
-                this rank has left only by its silence.
+            process_group: Reduces tensors on the CPU, and is destroyed when this rank
+                leaves. Nobody uses it, and nobody else refers to it, from now on: where
+                somebody does, the others learn that this rank has left only by its
+                silence.
             timeout_s: As for :class:`TorchGroup`.
 
         Raises:
-            ValueError: If ``timeout_s`` is out of bounds.
+            ValueError: If ``timeout_s`` is out of bounds, or the process group is the
+                default one.
         """
         check_timeout(timeout_s)
+        check_own(process_group)
         group = cls.__new__(cls)
         group._take(process_group, timeout_s)  # noqa: SLF001 - our own
         return group
@@ -98,17 +99,11 @@ class TorchGroup(Group):
         return f"<TorchGroup {place}, {self._num_calls} calls, {state}>"
 
     async def all_min(self, vector: array[int]) -> None:
-        """Replace each item of ``vector``, int32, by its minimum over all ranks.
-
-        The part is copied, and handed to the thread, before the call first waits. A
-        call that is cancelled leaves ``vector`` as it was, and its part counts.
-        ``vector`` is written once, in the turn in which the call returns. A round of
-        another length than the one before takes about twice as long.
+        """Do as a :class:`Group` does; one reduce, or two if the length is another.
 
         Raises:
             RankError: If a rank is gone, sent another length, or did not call within
-                ``timeout_s``; the group is over then, here at once and on all ranks
-                that it still reaches.
+                ``timeout_s``; it ends the connections to all ranks.
             ClosedError: If this rank has left.
             OrderError: If this rank is still in another call, which goes on.
             ValueError: If the items are not int32.
@@ -136,9 +131,8 @@ class TorchGroup(Group):
     async def aclose(self) -> None:
         """Leave the group, and return when its thread has ended.
 
-        A call that waits ends with ClosedError. A round in which this rank has taken
-        part goes on for the others, until it ends or ``timeout_s`` is over; their
-        later calls raise RankError. Cancelled, it leaves none the less, a little later.
+        A round in which this rank has taken part goes on first, for ``timeout_s`` at
+        most. Cancelled, it leaves none the less, a little later.
         """
         if self._leaving is None:
             self._leaving = self._workers.executor.submit(self._collective.leave)

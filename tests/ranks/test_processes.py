@@ -61,7 +61,7 @@ async def test_the_kit_passes(num_ranks, tmp_path):
 
         @asynccontextmanager
         async def make():
-            await make_group(groups, timeout_s=0.3)
+            await make_group(groups, timeout_s=SHORT_S)
             try:
                 yield groups
             finally:
