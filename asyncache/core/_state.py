@@ -17,14 +17,13 @@ from asyncache.core._effects import (
     Effect,
     Fact,
     FactKind,
-    PagesCached,
-    PagesDropped,
 )
 from asyncache.core._errors import broken, require
 from asyncache.core._eviction import Leaves, Unsaved
 from asyncache.core._hashes import root_hash
 from asyncache.core._layout import Coverage, KVLayout, check_at_least
 from asyncache.core._ledger import Ledger, PageState
+from asyncache.core._news import tell_dropped
 from asyncache.core._node import Node
 from asyncache.core._policies import Policy, lru, saved_first
 from asyncache.core._tree import Tree
@@ -96,18 +95,17 @@ def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
 class State:
     """Tree, ledgers, agenda and brackets of one replica."""
 
+    tells_pages = False
+    """Whether each page that comes or goes is told of."""
+
     def __init__(
         self,
         layout: KVLayout,
         num_pages: Mapping[str, int],
         bounds: Bounds,
         policy: Policy = lru,
-        *,
-        tells_pages: bool = False,
     ) -> None:
         self.layout = layout
-        # Whether each page that comes or goes is told of: it costs a hash a page.
-        self.tells_pages = tells_pages
         self.bounds = bounds
         self.tree = Tree(layout)
         if bounds.low_water:
@@ -235,7 +233,7 @@ class State:
         self.tree.detach(node)
         for pool, run in enumerate(node.pages):
             if run is not None:
-                self.tell_dropped(node, pool, len(run))
+                tell_dropped(self, node, pool, len(run))
                 self.ledgers[pool].give(run, PageState.TREE)
         self._forget_queued(node)
         self.unsaved.forget(node)
@@ -243,22 +241,6 @@ class State:
         saved = node.stored or not self.store_attached
         kind = FactKind.EVICTED if saved else FactKind.EVICTED_UNSAVED
         self.effects.append(Fact(kind, node.end - node.start))
-
-    def tell_cached(self, node: Node, pool: int) -> None:
-        """Tell that all that a pool has of a node is everyone's now."""
-        if self.tells_pages:
-            hashes, first = self.tree.hashes(node), node.start_of(pool) - node.start
-            assert node.parent is not None
-            parent = hashes[first - 1] if first else self.tree.last_hash(node.parent)
-            name = self.layout.pools[pool].name
-            self.effects.append(PagesCached(name, tuple(hashes[first:]), parent))
-
-    def tell_dropped(self, node: Node, pool: int, count: int) -> None:
-        """Tell that the first pages that a pool has of a node are nobody's any more."""
-        if self.tells_pages:
-            first = node.start_of(pool) - node.start
-            hashes = tuple(self.tree.hashes(node)[first : first + count])
-            self.effects.append(PagesDropped(self.layout.pools[pool].name, hashes))
 
     @staticmethod
     def _forget_ready(node: Node) -> None:
@@ -303,7 +285,7 @@ class State:
         while free and free[-1] in held:
             free.pop()
         if node.attached:
-            self.tell_dropped(node, pool, len(free))
+            tell_dropped(self, node, pool, len(free))
         self.ledgers[pool].give(free, PageState.TREE)
         node.pages[pool] = run[len(free) :] or None
 
