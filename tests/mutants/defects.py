@@ -628,11 +628,11 @@ DEFECTS = [
         "L2",
         "core/_commits.py",
         """\
-            node.pages[pool] = pages
+            tell_cached(state, node, pool)
             given.append(pool)
 """,
         """\
-            node.pages[pool] = pages
+            tell_cached(state, node, pool)
             if not is_state:
                 given.append(pool)
 """,
