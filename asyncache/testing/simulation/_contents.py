@@ -12,24 +12,25 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from asyncache.core import (
-    Coverage,
     KVLayout,
     Namespace,
     PageHash,
     PageKey,
     PageSpace,
     Pool,
+    WindowPool,
     hash_pages,
     root_hash,
 )
 from asyncache.testing.simulation._errors import LawError
 
 
-def needed(layout: KVLayout, pool: Pool, end: int) -> range:
-    """Return the positions that what follows ``end`` pages reads of a pool."""
-    if pool.coverage is Coverage.ALL_PAGES:
+def needed(layout: KVLayout, pool: Pool, num_tokens: int) -> range:
+    """Return the whole pages that what follows so many tokens reads of a pool."""
+    end = num_tokens // layout.page_tokens
+    if not isinstance(pool, WindowPool):
         return range(end)
-    return range(max(0, end - layout.window_pages(pool)), end)
+    return range(max(0, num_tokens - pool.window_tokens) // layout.page_tokens, end)
 
 
 class Era(NamedTuple):

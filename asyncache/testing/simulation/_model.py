@@ -180,8 +180,7 @@ class Model:
 
     def _stands_on(self, work: _Work, pool: int) -> range:
         """Return the whole pages that a row reads."""
-        num_pages = work.row.start // self._page_tokens
-        return needed(self._layout, self._layout.pools[pool], num_pages)
+        return needed(self._layout, self._layout.pools[pool], work.row.start)
 
     def _meaning(self, work: _Work, pool: int, position: int) -> bytes:
         end = (position + 1) * 4 * self._page_tokens

@@ -149,10 +149,9 @@ class Scene:
         """
         key, stride = packed(tokens), 4 * self.page_tokens
         num_pages = num_tokens // self.page_tokens
-        num_whole = num_computed // self.page_tokens
         for pool in self._case.layout.pools:
             table = request.page_table[pool.name]
-            first = needed(self._case.layout, pool, num_whole).start
+            first = needed(self._case.layout, pool, num_computed).start
             for position in range(first, num_pages):
                 page, end = table[position], (position + 1) * stride
                 wanted = self.contents.page(era, key[:end], pool.name)

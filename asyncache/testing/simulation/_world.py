@@ -14,6 +14,8 @@ from asyncache.core import (
     FactKind,
     PageHash,
     PageKey,
+    PagesCached,
+    PagesDropped,
     Replica,
     Stage,
 )
@@ -154,6 +156,8 @@ class World:
                 self.log(f"told {kind.name} {num_pages}")
                 if kind is FactKind.STORED:
                     self._check_stored(num_pages, hashes)
+            case PagesCached(pool, hashes) | PagesDropped(pool, hashes):
+                self.log(f"told {type(event).__name__} {len(hashes)} of {pool}")
             case TransferFailed(kind=kind, error=error):
                 self.log(f"told that a {kind.name} failed: {type(error).__name__}")
             case _:
