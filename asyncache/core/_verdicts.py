@@ -140,6 +140,11 @@ def _end_requests(state: State, news: _Verdict) -> None:
     for request in requests:
         if news.claim(request) and news.is_quiet(request):
             state.closing[request.seq] = request
+    _close_waiting(state)
+
+
+def _close_waiting(state: State) -> None:
+    """Close the requests that left, unless their commits still wait for loads."""
     for seq in sorted(state.closing):
         close_request(state, state.closing[seq])
 
@@ -147,6 +152,8 @@ def _end_requests(state: State, news: _Verdict) -> None:
 def tend(state: State) -> None:
     """Do what follows from the new state, in one order on every rank."""
     publish_parked(state)
+    # A call may have cut the loads that they waited for.
+    _close_waiting(state)
     grant_waiting(state)
     if state.bounds.low_water:
         save_coldest(state)

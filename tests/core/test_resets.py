@@ -473,3 +473,24 @@ def test_a_priority_that_does_not_fit_is_refused_and_nothing_changes(priority, e
     with pytest.raises(error, match="priority must be"):
         cluster.replica.calls.open(pack(PROMPT), priority=priority)
     assert cluster.replica.look.dump() == before
+
+
+def test_a_request_that_waits_only_to_commit_ends_with_the_load_that_a_call_cuts(
+    cluster,
+):
+    """No verdict may follow for long."""
+    cluster.fill_stores(PROMPT)
+    seq = cluster.open([*PROMPT, 8, 9, 10])
+    cluster.do("restore", seq)
+    for rank in cluster.ranks:
+        [lookup] = rank.lookups
+        cluster.answer_lookup(rank, lookup)
+    cluster.step()
+    cluster.do("extend", seq, 10)
+    cluster.do("commit", seq, 10)
+    cluster.do("close", seq)
+    assert cluster.replica.look.is_open(seq)
+    cluster.call("detach")
+    assert not cluster.replica.look.is_open(seq)
+    cluster.settle()
+    cluster.check_rest()
