@@ -184,6 +184,8 @@ def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:
     if anchor is None:
         return
     if not agreed:
+        # Another rank may have dropped it, and this one's clock still run.
+        state.effects.append(Stop(ready.seq))
         # By the next commit, not by the next leaf below: that would never end.
         for node in nodes:
             node.attempts = state.bounds.offload_attempts

@@ -195,6 +195,7 @@ def test_one_rank_may_drop_a_ready_for_all(cluster):
     (seq,) = cluster.first.readies
     cluster.ranks[1].votes.sink(seq, 0)
     cluster.step()
+    assert not cluster.first.readies, "the others stop their clocks"
     assert cluster.facts(FactKind.OFFLOAD_FORGOTTEN) == [
         (FactKind.OFFLOAD_FORGOTTEN, 3, ())
     ]
