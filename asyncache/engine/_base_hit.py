@@ -27,18 +27,41 @@ S = TypeVar("S", bound=Signal)
 class Landing(Generic[S]):
     """How far a restore has come: written by its request, read through its hit."""
 
-    __slots__ = ("agreed", "error", "loads", "num_device_tokens", "settled")
+    __slots__ = (
+        "agreed",
+        "error",
+        "is_agreed",
+        "is_settled",
+        "loads",
+        "num_device_tokens",
+        "settled",
+    )
 
     def __init__(self, signal: Callable[[], S]) -> None:
         self.agreed = signal()
         self.settled = signal()
+        """Set once nobody should wait for it any longer, whether it is so or not."""
+        self.is_agreed = self.is_settled = False
+        """The same on every rank, after the same step."""
         self.loads: list[Progress] = []
         self.num_device_tokens = 0
         self.error: RankError | None = None
         """Why nobody should wait any longer, though it has not settled."""
 
+    def agree(self) -> None:
+        """Take note of the answer."""
+        self.is_agreed = True
+        self.agreed.set()
+
     def settle(self) -> None:
         """Take note that nothing of it will change any more."""
+        self.is_agreed = self.is_settled = True
+        self.agreed.set()
+        self.settled.set()
+
+    def give_up(self, error: RankError) -> None:
+        """Let nobody wait any longer: a clock of this rank's, which decides no more."""
+        self.error = error
         self.agreed.set()
         self.settled.set()
 
@@ -82,12 +105,12 @@ class BaseHit(ABC, Generic[S]):
     @property
     def settled(self) -> bool:
         """Whether all of it has landed, or its end has come."""
-        return self._landing.settled.is_set()
+        return self._landing.is_settled
 
     @property
     def agreed(self) -> bool:
         """Whether room was found and the store has answered; before, it is 0 tokens."""
-        return self._landing.agreed.is_set()
+        return self._landing.is_agreed
 
     @property
     def gates(self) -> Gates:
@@ -109,5 +132,5 @@ class BaseHit(ABC, Generic[S]):
     def _check(self) -> None:
         """Raise what makes the hit worthless."""
         self._check_open()
-        if self._landing.error is not None:
+        if self._landing.error is not None and not self._landing.is_settled:
             raise copy(self._landing.error)

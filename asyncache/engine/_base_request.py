@@ -331,15 +331,14 @@ class BaseRequest(ABC, Generic[S]):
     def _told_late(self, error: RankError) -> None:
         """Take note that nobody steps: whoever waits for the hit need not wait on."""
         if self._landing is not None:
-            self._landing.error = error
-            self._landing.settle()
+            self._landing.give_up(error)
 
     def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:
         landing = self._landing
         assert landing is not None
         landing.num_device_tokens = num_device_tokens
         landing.loads = loads
-        landing.agreed.set()
+        landing.agree()
 
     def _told_shortened(self, loads: list[Progress]) -> None:
         # It may stand on loads now that its longer hit had no use for.

@@ -218,7 +218,8 @@ class Runtime(Generic[Q]):
             self._finish_soon(state, aborted=aborted)
             return
         request = self._requests.get(state.seq)
-        if request is not None:
+        if request is not None and self.is_alone:
+            # Else what the loop sees of its hit is what all ranks see.
             request._settle_hit()  # noqa: SLF001 - scope and runtime are one
         if aborted:
             # Cancelled in a restore, it gave that up first, and stands on nothing now.

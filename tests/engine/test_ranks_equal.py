@@ -1,0 +1,62 @@
+"""What a loop sees of its requests is the same on all ranks, whatever one knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncache.core import OrderError, RankError, TooManyRequestsError
+from asyncache.engine import Limits
+from asyncache.stores import MemoryStore
+from asyncache.testing import Gate, GateStore
+from tests.engine.scene import prompt
+from tests.engine.team import MODES, stored, team
+
+pytestmark = pytest.mark.anyio
+A, B = prompt(4, seed=1), prompt(4, seed=2)
+
+
+@pytest.fixture(params=MODES, ids=lambda mode: "-".join(mode.values()))
+def mode(request) -> dict[str, str]:
+    return request.param
+
+
+async def gated(rank: int, num_ranks: int) -> GateStore:
+    """Return a store of A that answers nothing until it is opened."""
+    return GateStore(await stored(rank, num_ranks, A))
+
+
+async def test_a_hit_is_agreed_on_every_rank_at_once_though_its_handler_has_gone(mode):
+    """A loop that goes by it would else make calls that the others do not."""
+    async with team(2, stores=gated, **mode) as ranks:
+        request = ranks.ranks[0].cache.request(A)
+        request.__enter__()
+        prompts = ranks.ranks[0].cache.waiting()
+        [seq] = await ranks.admit(prompts)
+        await ranks.restore_nowait(seq)
+        request._finish(aborted=True)
+        hits = [rank.hits[seq] for rank in ranks.ranks]
+        assert [(hit.agreed, hit.settled) for hit in hits] == [(False, False)] * 2
+        await ranks.dismiss()
+        for rank in ranks.ranks:
+            rank.store.contains_gate.open()
+            rank.store.get_gate.open()
+        while seq in ranks.ranks[0].requests:
+            await ranks.step()
+            assert len({(hit.agreed, hit.settled) for hit in hits}) == 1
+        assert hits[1].settled
+
+
+async def test_a_clock_that_misses_steps_tells_who_waits_and_settles_nothing(mode):
+    limits = Limits(step_s=0.02, close_s=5.0)
+    async with team(2, stores=gated, limits=limits, **mode) as ranks:
+        seq = await ranks.open(A)
+        await ranks.restore_nowait(seq, deadline_s=0.01)
+        hits = [rank.hits[seq] for rank in ranks.ranks]
+        with pytest.raises(RankError, match="no step"):
+            await hits[0].wait()
+        assert not hits[0].settled
+        assert not hits[0].agreed
+        assert await ranks.settle(seq) == 0
+        # By now it has, and is as good as any.
+        assert [(await hit.wait()).num_tokens for hit in hits] == [0, 0]
+        await ranks.end(seq)
