@@ -82,6 +82,9 @@ class BaseRequest(ABC, Generic[S]):
         if self._is_entered:
             raise OrderError("a request's scope is entered once")
         if self._state is None:
+            if self._end is not None:
+                # The loop admitted it, and it could not be opened on any rank.
+                raise copy(self._end)
             self._runtime.enter(self, self._prompt)
         self._is_entered = True
         return self

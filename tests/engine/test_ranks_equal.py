@@ -60,3 +60,19 @@ async def test_a_clock_that_misses_steps_tells_who_waits_and_settles_nothing(mod
         # By now it has, and is as good as any.
         assert [(await hit.wait()).num_tokens for hit in hits] == [0, 0]
         await ranks.end(seq)
+
+
+async def test_what_was_refused_on_every_rank_does_not_wait_to_be_admitted(mode):
+    limits = Limits(requests=1, close_s=5.0)
+    async with team(2, limits=limits, **mode) as ranks:
+        first = await ranks.open(A)
+        prompts = [ranks.ranks[0].cache.prompt(B)]
+
+        def refused(rank):
+            [request] = rank.cache.admit(prompts)
+            with pytest.raises(TooManyRequestsError), request:
+                pass
+            return rank.cache.waiting()
+
+        assert await ranks.everywhere(refused) == [[], []]
+        await ranks.end(first)
