@@ -66,6 +66,11 @@ class Look:
         return not self._state.agenda.open and not self._state.brackets
 
     @property
+    def has_store(self) -> bool:
+        """Whether a store is attached."""
+        return self._state.store_attached
+
+    @property
     def needs_verdict(self) -> bool:
         """Whether ranks have something to agree on; the same on every rank.
 

@@ -262,7 +262,9 @@ class CacheLife(BaseCache[Request]):
         if home is None or runtime.transfers is None:
             return
         transfers = runtime.transfers
-        runtime.call(runtime.replica.calls.detach)
+        if runtime.replica.look.has_store:
+            # Once: called again, to wait on, it is no call of every rank.
+            runtime.call(runtime.replica.calls.detach)
         transfers.stop_all()
         try:
             await self._move_out(home)

@@ -76,3 +76,32 @@ async def test_what_was_refused_on_every_rank_does_not_wait_to_be_admitted(mode)
 
         assert await ranks.everywhere(refused) == [[], []]
         await ranks.end(first)
+
+
+class SlowToClose(MemoryStore):
+    """Is closed once the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(2**24)
+        self.gate = Gate()
+
+    async def aclose(self) -> None:
+        await self.gate.pass_through()
+
+
+async def test_a_detach_that_is_called_again_to_wait_on_is_no_second_call(mode):
+    """The other rank, whose store was fast, makes one call too."""
+
+    async def store(rank: int, num_ranks: int) -> MemoryStore:
+        return MemoryStore(2**24) if rank else SlowToClose()
+
+    limits = Limits(close_s=0.02)
+    async with team(2, stores=store, limits=limits, **mode) as ranks:
+        slow, fast = ranks.ranks
+        await fast.do(lambda rank: rank.cache.detach())
+        with pytest.raises(OrderError, match="did not close"):
+            await slow.do(lambda rank: rank.cache.detach())
+        slow.store.gate.open()
+        await slow.do(lambda rank: rank.cache.detach())
+        ranks.check()
+        assert await ranks.serve(A) == 0
