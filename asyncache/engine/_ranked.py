@@ -112,7 +112,8 @@ class RankedRuntime(Runtime[Q]):
             return
         if not self.lobby.is_ours(prompt):
             request._told_absent()  # noqa: SLF001 - scope and runtime are one
-            self.driver.quiet(request.id)
+            if not self._aborts_by_call:
+                self.driver.quiet(request.id)
 
     def leave(self, request: Q, *, aborted: bool) -> None:
         """End a scope; one that still waits is gone at once."""

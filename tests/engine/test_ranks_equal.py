@@ -105,3 +105,15 @@ async def test_a_detach_that_is_called_again_to_wait_on_is_no_second_call(mode):
         await slow.do(lambda rank: rank.cache.detach())
         ranks.check()
         assert await ranks.serve(A) == 0
+
+
+async def test_what_is_said_of_no_request_is_not_kept(mode):
+    """A rank without its scope has nothing against its end, which is a call's there."""
+    async with team(2, **mode) as ranks:
+        request = ranks.ranks[0].cache.request(A)
+        with request:
+            [seq] = await ranks.admit(ranks.ranks[0].cache.waiting())
+            said = ranks.ranks[1].cache._runtime.driver._votes.said()
+            assert said == ({seq} if mode["aborts"] == "vote" else set())
+        await ranks.dismiss()
+        await ranks.until(lambda: not ranks.ranks[0].requests, "it ends")
