@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, assert_never
+from types import FunctionType
+from typing import Any, ClassVar, Literal, TypeVar, assert_never
+from weakref import WeakValueDictionary
 
 from asyncache.core import (
     Bounds,
@@ -41,6 +43,9 @@ class BaseCache(BaseScopes[R]):
     ``step()`` and ``drain()``, are each face's own.
     """
 
+    _groups: ClassVar[WeakValueDictionary[int, Group]] = WeakValueDictionary()
+    """Groups that some cache uses: two would take each other's votes for their own."""
+
     def __init__(
         self,
         layout: KVLayout,
@@ -62,7 +67,7 @@ class BaseCache(BaseScopes[R]):
         _check_mode("launch", launch, "eager", "batch")
         _check_mode("barrier", barrier, "sync", "pipelined")
         _check_mode("aborts", aborts, "vote", "call")
-        self._group = group or SoloGroup()
+        self._group = _check_group(group)
         self._layout = layout
         self._device = device
         self._linker = self._link(store, linker)
@@ -85,10 +90,20 @@ class BaseCache(BaseScopes[R]):
     # Opening and closing.
 
     def _begin_open(self) -> None:
-        """Take note that the cache is being opened, once."""
+        """Take note that the cache is being opened, once, and uses its group."""
         if self._is_opened or self._is_closed:
             raise OrderError("a cache is opened once")
+        if not self._is_alone:
+            if self._is_group_used():
+                raise OrderError(
+                    f"{self._group!r} is another cache's: each has its own"
+                )
+            self._groups[id(self._group)] = self._group
         self._is_opened = True
+
+    def _is_group_used(self) -> bool:
+        """Whether a cache uses the group, this one or another."""
+        return self._groups.get(id(self._group)) is self._group
 
     def _new_lone_runtime(self, queues: Queues) -> Runtime[R]:
         """Return what a lone rank runs."""
@@ -113,11 +128,10 @@ class BaseCache(BaseScopes[R]):
 
     def _settings(self) -> Mapping[str, object]:
         """Return what must be the same on every rank."""
-        policy = self._policy
         return {
             "layout": self._layout,
             "limits": self._limits,
-            "policy": f"{policy.__module__}.{policy.__qualname__}",
+            "policy": _name_of(self._policy),
             "writes": self._writes,
             "launch": self._launch,
             "barrier": self._barrier,
@@ -294,3 +308,18 @@ def _check_mode(name: str, value: str, *modes: str) -> None:
     if value not in modes:
         one_of = " or ".join(f'"{mode}"' for mode in modes)
         raise ValueError(f"{name} must be {one_of}, not {value!r}")
+
+
+def _check_group(group: object) -> Group:
+    if group is None:
+        return SoloGroup()
+    if not isinstance(group, Group):
+        kind = type(group).__name__
+        raise TypeError(f"group must be this rank's Group, not {kind}: {group!r}")
+    return group
+
+
+def _name_of(policy: Policy) -> str:
+    """Return what a policy is called in every process."""
+    kind = policy if isinstance(policy, FunctionType) else type(policy)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -81,6 +81,9 @@ class BaseRequest(ABC, Generic[S]):
         """
         if self._is_entered:
             raise OrderError("a request's scope is entered once")
+        if self._end is not None:
+            # It was refused when it was admitted, before anyone entered it.
+            raise copy(self._end)
         if self._state is None:
             if self._end is not None:
                 # The loop admitted it, and it could not be opened on any rank.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from asyncache.core import ClosedError, KVLayout, Namespace, OrderError, root_hash
@@ -111,7 +111,7 @@ class BaseScopes(ABC, Generic[R]):
             return []
         return [request._prompt for request in runtime.lobby.requests()]  # noqa: SLF001 - ours
 
-    def admit(self, prompts: Sequence[Prompt]) -> list[R]:
+    def admit(self, prompts: Iterable[Prompt]) -> list[R]:
         """Open requests on every rank: the same ones in the same order.
 
         Args:
@@ -122,13 +122,18 @@ class BaseScopes(ABC, Generic[R]):
             that could not be opened has ended, and says why: see ``is_open``.
 
         Raises:
-            OrderError: If there is one rank, where scopes are open when entered.
+            OrderError: If there is one rank, where scopes are open when entered, or as
+                for any call.
             TypeError: If something is no prompt; nothing was opened.
+            ValueError: If something is a prompt of other caches, or was tampered with;
+                nothing was opened.
         """
         ranked = self._ranked()
+        ranked.barrier.check_gap()
+        prompts = list(prompts)
         for prompt in prompts:
-            if not isinstance(prompt, Prompt):
-                raise TypeError(f"not a prompt, but {type(prompt).__name__}: {prompt}")
+            ranked.lobby.check(prompt)
+            root_hash(self._layout, prompt.namespace)
         return [self._admit(ranked, prompt) for prompt in prompts]
 
     def _admit(self, ranked: RankedRuntime[R], prompt: Prompt) -> R:
@@ -155,6 +160,10 @@ class BaseScopes(ABC, Generic[R]):
         """End requests on every rank: what :meth:`left` returned, on whatever rank.
 
         Those that have ended by now are left alone.
+
+        Raises:
+            OrderError: As for any call.
+            TypeError, ValueError: If it is no such thing; nothing was ended.
         """
         self._ranked().dismiss(left)
 
@@ -165,8 +174,11 @@ class BaseScopes(ABC, Generic[R]):
             raise OrderError("a cache without a group of ranks has no such call")
         return runtime
 
-    def _check_ours(self, requests: Sequence[R]) -> None:
+    def _check_ours(self, requests: Sequence[object]) -> None:
         for request in requests:
+            if not isinstance(request, BaseRequest):
+                kind = type(request).__name__
+                raise TypeError(f"not a request, but {kind}: {request!r}")
             if request._runtime is not self._runtime:  # noqa: SLF001 - ours
                 raise ValueError(f"{request!r} is of another cache")
 

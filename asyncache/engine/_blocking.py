@@ -68,9 +68,11 @@ class BlockingCache(BaseCache[BlockingRequest]):
             OrderError: If it was opened before: make another one.
             StoreError: If the store cannot be used at all.
         """
-        self._begin_open()
         if not self._is_alone:
-            raise OrderError("a BlockingCache has no group: it runs one rank")
+            raise OrderError(
+                f"a BlockingCache runs one rank, and none of {self._group}"
+            )
+        self._begin_open()
         # From here on close() can wait for what open() did not.
         self._queues = queues = TwoThreads()
         runtime = self._new_lone_runtime(queues)

@@ -3,18 +3,27 @@
 Two minima of fixed length, whatever the ranks were given: gloo aborts the process when
 shapes differ. The first is over a digest of each setting and its negative, and shows
 which of them differs; the second is over the pages of each pool, of which a cache uses
-what every rank has.
+what every rank has, and over a number that no other caches have.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from asyncache.core import PROTOCOL, RankError
 from asyncache.engine._barrier import reduce
 from asyncache.ranks import Group
+
+
+class Agreed(NamedTuple):
+    """What ranks agreed on: pages of each pool, and what their caches are called."""
+
+    num_pages: Sequence[int]
+    name: int
 
 
 async def shake_hands(
@@ -23,8 +32,8 @@ async def shake_hands(
     num_pages: Sequence[int],
     *,
     timeout_s: float,
-) -> list[int]:
-    """Return how many pages of each pool every rank has.
+) -> Agreed:
+    """Return how many pages of each pool every rank has, and a name for these caches.
 
     Args:
         group: The ranks; each calls this at the same time.
@@ -43,9 +52,9 @@ async def shake_hands(
     differ = [name for name, pair in zip(facts, pairs, strict=True) if sum(pair)]
     if differ:
         raise RankError(f"ranks differ in {', '.join(differ)}")
-    least = array("i", num_pages)
+    least = array("i", [*num_pages, secrets.randbits(31)])
     await reduce(group, least, timeout_s)
-    return list(least)
+    return Agreed(least[:-1], least[-1])
 
 
 def _digest(fact: object) -> int:

@@ -61,7 +61,7 @@ class CacheLife(BaseCache[Request]):
         if self._is_alone:
             return self._new_lone_runtime(OneLoop())
         names = [pool.name for pool in self._layout.pools]
-        least = await shake_hands(
+        agreed = await shake_hands(
             self._group,
             self._settings(),
             [self._device.num_pages[name] for name in names],
@@ -69,13 +69,14 @@ class CacheLife(BaseCache[Request]):
         )
         return RankedRuntime(
             self._layout,
-            self._new_replica(dict(zip(names, least, strict=True))),
+            self._new_replica(dict(zip(names, agreed.num_pages, strict=True))),
             self._linker,
             slots=Slots(self._layout, self._device),
             limits=self._limits,
             observer=self._observer,
             queues=OneLoop(),
             group=self._group,
+            name=agreed.name,
             is_pipelined=self._barrier == "pipelined",
             aborts_by_call=self._aborts == "call",
         )
@@ -173,7 +174,8 @@ class CacheLife(BaseCache[Request]):
 
     async def _leave(self) -> None:
         """Leave the group, so that the other ranks hear of it; cancelled or not."""
-        if not self._is_alone:
+        is_ours = self._is_opened or not self._is_group_used()
+        if is_ours and not self._is_alone:
             leaving = asyncio.create_task(  # noqa: TID251 - its owner is this call
                 self._group.aclose(), name="asyncache leave"
             )

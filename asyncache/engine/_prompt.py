@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from asyncache.core import MAX_TOKEN, Namespace
+from asyncache.core import MAX_TOKEN, TOKEN_BYTES, Namespace
 from asyncache.engine._tokens import TokenSource, check_count, pack
 
 
 class ScopeId(NamedTuple):
-    """Which handler's scope a prompt is of: the rank that has it, and its number."""
+    """Which handler's scope a prompt is of.
 
+    Args:
+        cache: Which group of caches has it, as they agreed when they were opened.
+        rank: Which rank of it.
+        number: Which scope of that rank.
+    """
+
+    cache: int
     rank: int
     number: int
 
@@ -50,3 +57,41 @@ def make_prompt(
     packed = pack(tokens)
     level = check_count("priority", priority, least=-MAX_TOKEN)
     return Prompt(packed, namespace, num_reserve_tokens, level)
+
+
+def check_prompt(prompt: object, *, cache: int, num_ranks: int) -> None:
+    """Raise unless a prompt is one that a rank of these caches made.
+
+    It comes from other processes, and every rank has to find the same wrong with it.
+
+    Raises:
+        TypeError: If it is no prompt, or something in it is of another kind.
+        ValueError: If something in it is out of range, or it is of other caches.
+    """
+    if not isinstance(prompt, Prompt):
+        raise TypeError(f"not a prompt, but {type(prompt).__name__}: {prompt!r}")
+    _check_tokens(prompt.tokens)
+    check_count("num_reserve_tokens", prompt.num_reserve_tokens)
+    check_count("priority", prompt.priority, least=-MAX_TOKEN)
+    if prompt.scope is not None:
+        _check_scope(prompt.scope, cache=cache, num_ranks=num_ranks)
+
+
+def _check_tokens(tokens: object) -> None:
+    if not isinstance(tokens, bytes):
+        kind = type(tokens).__name__
+        raise TypeError(f"a prompt's tokens are packed bytes, not {kind}")
+    if len(tokens) % TOKEN_BYTES:
+        raise ValueError(
+            f"a prompt's tokens have {TOKEN_BYTES} bytes each, not {len(tokens)} in all"
+        )
+    pack(memoryview(tokens).cast("i"))
+
+
+def _check_scope(scope: object, *, cache: int, num_ranks: int) -> None:
+    if not isinstance(scope, ScopeId):
+        raise TypeError(f"a scope's name is a ScopeId, not {scope!r}")
+    check_count("a scope's rank", scope.rank, most=num_ranks - 1)
+    check_count("a scope's number", scope.number)
+    if scope.cache != cache:
+        raise ValueError(f"a prompt of other caches: {scope}, not of {cache}")

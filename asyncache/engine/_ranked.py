@@ -29,6 +29,7 @@ from asyncache.engine._prompt import Prompt
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
 from asyncache.engine._slots import Slots
+from asyncache.engine._tokens import check_count
 from asyncache.linkers import Linker
 from asyncache.ranks import Group
 
@@ -42,6 +43,7 @@ class RankedRuntime(Runtime[Q]):
 
     Args:
         group: The ranks.
+        name: What their caches are called, and no others.
         is_pipelined: Whether a step takes the minimum of the one before.
         aborts_by_call: Whether the loop ends requests, in place of their scopes' votes.
 
@@ -61,6 +63,7 @@ class RankedRuntime(Runtime[Q]):
         observer: Observer | None,
         queues: Queues,
         group: Group,
+        name: int,
         is_pipelined: bool,
         aborts_by_call: bool,
     ) -> None:
@@ -74,7 +77,7 @@ class RankedRuntime(Runtime[Q]):
             queues=queues,
         )
         self._aborts_by_call = aborts_by_call
-        self.lobby: Lobby[Q] = Lobby(group.rank)
+        self.lobby: Lobby[Q] = Lobby(group.rank, num_ranks=group.num_ranks, cache=name)
         self.barrier = Barrier(
             self.driver,
             group,
@@ -131,6 +134,8 @@ class RankedRuntime(Runtime[Q]):
 
     def dismiss(self, left: Mapping[int, bool]) -> None:
         """End requests by a call of every rank; who has ended by now is left alone."""
+        self.barrier.check_gap()
+        _check_left(left)
         calls = self.replica.calls
         for seq, aborted in left.items():
             state = self.replica.look.request(seq)
@@ -196,3 +201,12 @@ class RankedRuntime(Runtime[Q]):
 
     def _no_step(self) -> RankError:
         return RankError(f"no step() for {self.limits.step_s} s")
+
+
+def _check_left(left: Mapping[int, bool]) -> None:
+    if not isinstance(left, Mapping):
+        raise TypeError(f"left must map ids to bools, not be {type(left).__name__}")
+    for seq, aborted in left.items():
+        check_count("a request's id", seq)
+        if not isinstance(aborted, bool):
+            raise TypeError(f"aborted must be a bool, not {aborted!r}, of {seq}")
