@@ -1,4 +1,4 @@
-"""A minimum over two processes, beside a bare all-reduce on a thread."""
+"""A minimum over two processes, and a step, beside a bare all-reduce on a thread."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import tempfile
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from asyncache.devices import CpuDevice
+from asyncache.engine import KVCache
 from asyncache.ranks import TorchGroup
+from tests.bench import inputs
 from tests.bench.measure import Row, Stopwatch, interleave_async
 
 # Below 8 items or so gloo sends fewer messages, and our header alone has 4.
@@ -22,6 +26,7 @@ SIZES = (16, 260, 4096)
 """int32 items: a ballot of a few slots, of 128 slots, and with a large mask."""
 # Call by call: a round trip is mostly what the machine makes of it at the moment.
 NUM_CALLS, NUM_TURNS = 1, 50
+NUM_OPEN = 64
 
 
 def run(num_rounds: int) -> Iterator[Row]:
@@ -37,9 +42,11 @@ def run(num_rounds: int) -> Iterator[Row]:
         finally:
             other.join(10)
             other.kill()
-    for size, (ours, bare) in zip(SIZES, seconds, strict=True):
+    names = [f"minimum over 2 processes, {size} items" for size in SIZES]
+    names.append(f"step() of 2 processes, {NUM_OPEN} open requests")
+    for name, (ours, bare) in zip(names, seconds, strict=True):
         yield Row(
-            name=f"minimum over 2 processes, {size} items",
+            name=name,
             ours=1e6 * ours,
             baseline=1e6 * bare,
             against="bare gloo all_reduce on a thread",
@@ -60,19 +67,41 @@ def _reduce(rank: int, path: str, num_rounds: int) -> list[list[float]]:
 async def _time_all(num_rounds: int) -> list[list[float]]:
     group = TorchGroup()
     with ThreadPoolExecutor(1) as thread:
-        seconds = [await _time(group, thread, size, num_rounds) for size in SIZES]
-    await group.aclose()
+        seconds = []
+        for size in SIZES:
+            vector = array("i", range(size))
+            ours = partial(group.all_min, vector)
+            seconds.append(await _time(ours, thread, size, num_rounds))
+        seconds.append(await _time_step(group, thread, num_rounds))
     return seconds
 
 
-async def _time(
-    group: TorchGroup, thread: ThreadPoolExecutor, size: int, num_rounds: int
+async def _time_step(
+    group: TorchGroup, thread: ThreadPoolExecutor, num_rounds: int
 ) -> list[float]:
-    vector, tensor = array("i", range(size)), torch.arange(size, dtype=torch.int32)
+    """Time a step in which nothing happens, as in most of a decode."""
+    layout = inputs.layout()
+    device = CpuDevice(layout, num_pages=2 * NUM_OPEN)
+    async with KVCache(layout, device=device, group=group) as cache:
+        prompts = [cache.prompt([token]) for token in range(NUM_OPEN)]
+        with ExitStack() as scopes:
+            for request in cache.admit(prompts):
+                scopes.enter_context(request).extend(1)
+            size = cache._runtime.replica.ballot().num_ints
+            return await _time(cache.step, thread, size, num_rounds)
+
+
+async def _time(
+    ours: Callable[[], Awaitable[object]],
+    thread: ThreadPoolExecutor,
+    size: int,
+    num_rounds: int,
+) -> list[float]:
+    tensor = torch.arange(size, dtype=torch.int32)
     all_reduce = partial(dist.all_reduce, tensor, op=dist.ReduceOp.MIN)
     loop = asyncio.get_running_loop()
     return await interleave_async(
-        partial(_repeat, partial(group.all_min, vector)),
+        partial(_repeat, ours),
         partial(_repeat, partial(loop.run_in_executor, thread, all_reduce)),
         num_rounds=NUM_TURNS * num_rounds,
     )
