@@ -389,20 +389,32 @@ def test_in_a_pool_of_two_slots_a_hit_is_all_that_is_asked_for():
 def test_a_load_may_take_the_slot_of_the_state_that_it_goes_beyond():
     """Guards that only the new end is pinned when slots are taken for it.
 
-    Of three slots one is the request's own, one its hit's, one the end's of what is
-    resident: the last one must go for what is loaded beyond both.
+    The hit ends where the window does, at two pages, and its state is another's too.
+    What is resident ends at four, and its state must go for the one at six.
     """
-    cluster = make(3)
-    publish(cluster, PROMPT, 4)
-    cluster.fill_stores([1] * 12)
-    twin = cluster.open(PROMPT)
-    run(cluster, twin, 8)
-    cluster.do("commit", twin, 8)
-    cluster.do("abort", twin)
+    layout = layout_of(FULL, state_pool(), window_pool(4))
+    sizes = {"kv": 40, "state": 4, "window": 14}
+    cluster = Cluster(layout, sizes, requests=4, attach=False)
+    first = cluster.open(PROMPT)
+    for num_tokens in (4, 8):
+        run(cluster, first, num_tokens)
+        cluster.do("commit", first, num_tokens)
+    cluster.do("abort", first)
     assert slots(cluster) == {2: True, 4: True}
+    cluster.do("abort", cluster.open([*PROMPT[:4], 5]))
+    evicting = cluster.open([9] * 24)
+    cluster.do("extend", evicting, 24)
+    cluster.do("abort", evicting)
+    cluster.call("attach")
+    cluster.fill_stores([1] * 12)
+    other = cluster.open([*PROMPT[:4], 5])
+    assert cluster.restore(other) == 4
     seq = cluster.open([1] * 13)
-    assert cluster.restore(seq) == 12
-    assert slots(cluster)[6]
+    cluster.do("restore", seq)
+    assert cluster.request(seq).hit == 2
+    assert cluster.first.state.slack(1) == 0
+    assert cluster.run_restored(seq) == 12
+    assert slots(cluster) == {2: True, 4: False, 6: True}
 
 
 def test_the_coldest_state_goes_for_a_checkpoint():

@@ -235,6 +235,7 @@ class Client:
 
     def _truncate(self) -> None:
         least = max(1, self._num_committed, self._num_hit)
+        least = max(least, self._scene.least_kept(self._request))
         if least < len(self._tokens):
             kept = self._dice.randint(least, len(self._tokens))
             self._request.truncate(kept)

@@ -26,11 +26,11 @@ from asyncache.testing.simulation._errors import LawError
 
 
 def needed(layout: KVLayout, pool: Pool, num_tokens: int) -> range:
-    """Return the whole pages that what follows so many tokens reads of a pool."""
-    end = num_tokens // layout.page_tokens
-    if not isinstance(pool, WindowPool):
-        return range(end)
-    return range(max(0, num_tokens - pool.window_tokens) // layout.page_tokens, end)
+    """Return the whole pages of a pool that the token after ``num_tokens`` reads."""
+    first = 0
+    if isinstance(pool, WindowPool):
+        first = max(0, num_tokens - pool.window_tokens) // layout.page_tokens
+    return range(first, num_tokens // layout.page_tokens)
 
 
 class Era(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import anyio
 
-from asyncache.core import Namespace
+from asyncache.core import Namespace, WindowPool
 from asyncache.engine import KVCache, Request
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._contents import Era, needed
@@ -133,6 +133,18 @@ class Scene:
             await anyio.sleep(0.003)
 
     # What it looks at.
+
+    def least_kept(self, request: Request) -> int:
+        """Return the fewest tokens that a request may be truncated to, for windows."""
+        return max(
+            (
+                self.page_tokens * num_passed + pool.window_tokens
+                for pool in self._case.layout.pools
+                if isinstance(pool, WindowPool)
+                if (num_passed := request.page_table[pool.name].count(-1))
+            ),
+            default=0,
+        )
 
     def check_hit(
         self,
