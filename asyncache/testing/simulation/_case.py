@@ -13,6 +13,7 @@ from asyncache.core import (
     KVLayout,
     Policy,
     Pool,
+    StatePool,
     WindowPool,
     fifo,
     filo,
@@ -43,6 +44,7 @@ _LAYOUTS: tuple[tuple[Pool, ...], ...] = (
         AttentionPool(name="second", **_SHAPE),  # type: ignore[arg-type]
     ),
 )
+_STATE = StatePool(name="state", num_layers=2, shape=(3,), dtype="uint8")
 POLICIES: tuple[Policy, ...] = (lru, lru, lfu, fifo, mru, filo, slru, priority)
 
 
@@ -143,13 +145,18 @@ def draw(seed: int) -> Case:
     pools = dice.choice(_LAYOUTS)
     num_pages = dice.choice([7, 10, 14, 20, 32])
     slots = dice.choice([2, 2, 3, 4, 16])
+    sizes = {
+        pool.name: max(6, num_pages - (dice.randrange(4) if index else 0))
+        for index, pool in enumerate(pools)
+    }
+    # Dice of its own: what else a seed decides stays as it was.
+    more = Random(f"states {seed}")
+    if more.random() < 0.25:
+        pools, sizes[_STATE.name] = (*pools, _STATE), more.choice([2, 3, 5, 12])
     return Case(
         seed=seed,
         layout=KVLayout(model="simulated", page_tokens=PAGE_TOKENS, pools=pools),
-        num_pages={
-            pool.name: max(6, num_pages - (dice.randrange(4) if index else 0))
-            for index, pool in enumerate(pools)
-        },
+        num_pages=sizes,
         host_addressable=dice.random() < 0.5,
         layer_groups=dice.choice([1, 1, 2]),
         batch_pages=dice.choice([1, 3, 64]),

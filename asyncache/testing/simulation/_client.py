@@ -48,6 +48,8 @@ class Client:
         self._dice = dice
         self._num_computed = 0
         self._num_committed = 0
+        self._has_state = True
+        """Whether its slots hold the state after what it has computed."""
         self._hit: Hit | None = None
         self._num_hit = 0
         """Tokens of the hit that were relied on."""
@@ -75,7 +77,8 @@ class Client:
         """Do what clients do."""
         for _ in range(self._dice.choice([1, 1, 1, 2])):
             await self._restore(self._dice.choice([0.0, 0.01, 0.1, 0.5, 0.5, 0.5]))
-            if self._dice.random() < 0.6:
+            # A forward begins with its state, and that has to be there.
+            if self._dice.random() < 0.6 or self._scene.has_states:
                 await self._land()
             if self._dice.random() < 0.3:
                 # In line for the batch, as a scheduler has it.
@@ -192,6 +195,7 @@ class Client:
         self._misread = self._misread or row.misread
         self._check_reads()
         self._num_computed = max(self._num_computed, end)
+        self._has_state = True
 
     def _check_reads(self) -> None:
         """What was read through an open gate was true, if all has landed since."""
@@ -206,6 +210,7 @@ class Client:
             tokens=packed(self._tokens[:end]),
             start=self._num_computed,
             gates=None if self._request.settled else self._hit.gates,
+            has_state=self._has_state,
         )
 
     def _extend(self, end: int) -> None:
@@ -240,6 +245,8 @@ class Client:
             kept = self._dice.randint(least, len(self._tokens))
             self._request.truncate(kept)
             del self._tokens[kept:]
+            # A state cannot be taken back: the model begins from one of its own.
+            self._has_state = self._has_state and self._num_computed <= kept
             self._num_computed = min(self._num_computed, kept)
             self._scene.log(f"truncated to {kept}")
 
@@ -247,5 +254,6 @@ class Client:
         self._request.suspend()
         self._misread = ""
         self._num_computed = self._num_committed = self._num_hit = 0
+        self._has_state = True
         self.renew()
         self._scene.log("suspended")

@@ -7,12 +7,20 @@ runs is written for all the same, to pages that it has given back by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncache.core import AsyncacheError, InvariantError
+from asyncache.core import (
+    AsyncacheError,
+    ClosedError,
+    Coverage,
+    InvariantError,
+    RequestState,
+)
 from asyncache.engine import Gates, KVCache, Request
 from asyncache.testing.simulation._contents import Contents, Era, needed
 from asyncache.testing.simulation._errors import LawError
@@ -37,6 +45,7 @@ class Row:
         tokens: All tokens that will have pages, packed.
         start: Tokens that need no computing.
         gates: What its hit waits for; None if it has landed.
+        has_state: Whether its slots are to hold the state after ``start`` tokens.
     """
 
     request: Request
@@ -44,6 +53,7 @@ class Row:
     tokens: bytes
     start: int
     gates: Gates | None
+    has_state: bool
     done: anyio.Event = field(default_factory=anyio.Event)
     error: AsyncacheError | None = None
     has_run: bool = False
@@ -79,7 +89,11 @@ class Model:
         self._laws = laws
         self._forward_s = forward_s
         self._gate_s = gate_s
-        self._pools = [pool.name for pool in device.layout.pools]
+        pools = device.layout.pools
+        is_paged = [pool.coverage is not Coverage.ENDPOINT for pool in pools]
+        # States come last.
+        self._pools = [pool.name for pool in compress(pools, is_paged)]
+        self._states = [pool.name for pool in pools[len(self._pools) :]]
         self._layout = device.layout
         self._num_layers = device.layout.pools[0].num_layers
         self._page_tokens = device.layout.page_tokens
@@ -125,12 +139,14 @@ class Model:
         with self._cache.forward([row.request for row in rows]):
             # A hit may have sunk since they joined, and taken pages with it.
             rows = [row for row in rows if self._has_pages(row)]
-            works = [_Work(row, self._tables(row), row.request.settled) for row in rows]
+            works = [self._work(row) for row in rows]
             writing = Writing()
             for work in works:
                 for pool, position in self._written(work):
                     place = (pool, work.tables[pool][position])
-                    writing.places[place] = work.row.request._state  # type: ignore[assignment]  # noqa: SLF001 - it is open
+                    writing.places[place] = work.state
+                for index, slot in enumerate(work.slots):
+                    writing.places[len(self._pools) + index, slot] = work.state
             self._laws.forwards[writing] = None
             try:
                 await self._compute(works)
@@ -153,6 +169,7 @@ class Model:
                 wrong = bytes([_NONSENSE]) * len(view)
                 right = self._meaning(work, pool, position)
                 view[:] = wrong if work.row.misread else right
+            self._write_states(work)
 
     async def _pass(self, gates: Gates, layer: int) -> None:
         began = anyio.current_time()
@@ -161,6 +178,36 @@ class Model:
             raise LawError(f"a gate stayed shut for {anyio.current_time() - began} s")
 
     # What a row reads and writes.
+
+    def _work(self, row: Row) -> _Work:
+        state = row.request._state  # noqa: SLF001 - the simulator looks inside
+        assert state is not None
+        slots = list(row.request.state_slot.values())
+        return _Work(row, self._tables(row), row.request.settled, state, slots)
+
+    def _write_states(self, work: _Work) -> None:
+        """Bring a row's slots to the last boundary and keep that, then to its end."""
+        end = len(work.row.tokens) // 4
+        for num_tokens in (end - end % self._page_tokens, end):
+            if num_tokens > work.row.start:
+                self._bring(work, num_tokens)
+                self._checkpoint(work, num_tokens)
+
+    def _bring(self, work: _Work, num_tokens: int) -> None:
+        for name, slot in zip(self._states, work.slots, strict=True):
+            tokens = work.row.tokens[: 4 * num_tokens]
+            page = self._contents.page(work.row.era, tokens, name)
+            self._device.page(name, slot)[:] = page
+
+    def _checkpoint(self, work: _Work, num_tokens: int) -> None:
+        state, request = work.state, work.row.request
+        # It may have given all back while this ran.
+        is_its_own = bool(work.slots) and list(state.slots.own) == work.slots
+        least = max(state.shared, state.hit) * self._page_tokens
+        is_new = least < num_tokens and num_tokens % self._page_tokens == 0
+        if is_its_own and is_new:
+            with suppress(ClosedError):
+                request.checkpoint(num_tokens)
 
     def _tables(self, row: Row) -> list[list[int]]:
         tables = row.request.page_table
@@ -192,6 +239,8 @@ class Model:
         """Read what a row stands on; all of it must be there, throughout."""
         if not work.is_settled:
             return
+        for name, slot in zip(self._states, work.slots, strict=True):
+            self._read_state(work, name, slot, when)
         for pool, name in enumerate(self._pools):
             for position in self._stands_on(work, pool):
                 page = work.tables[pool][position]
@@ -202,6 +251,15 @@ class Model:
                         f"a forward reads page {page} of {name!r} as position"
                         f" {position} of {work.row.request}, {when}: other bytes"
                     )
+
+    def _read_state(self, work: _Work, name: str, slot: int, when: str) -> None:
+        row, tokens = work.row, work.row.tokens[: 4 * work.row.start]
+        wanted = self._contents.page(row.era, tokens, name)
+        if row.has_state and row.start and self._device.page(name, slot) != wanted:
+            raise LawError(
+                f"a forward goes on from slot {slot} of {name!r} at token {row.start}"
+                f" of {row.request}, {when}: another state"
+            )
 
     def _read_layer(self, work: _Work, layer: int) -> None:
         """Read one layer behind its gate; who may use it is known only later."""
@@ -225,3 +283,5 @@ class _Work:
     row: Row
     tables: list[list[int]]
     is_settled: bool
+    state: RequestState
+    slots: list[int]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import anyio
 
-from asyncache.core import Namespace, WindowPool
+from asyncache.core import Coverage, Namespace, WindowPool
 from asyncache.engine import KVCache, Request
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._contents import Era, needed
@@ -70,6 +70,12 @@ class Scene:
             batch_bytes=self._case.batch_pages * self._case.page_bytes,
             num_staging=self._case.num_staging,
         )
+
+    @property
+    def has_states(self) -> bool:
+        """Whether forwards begin with a state."""
+        pools = self._case.layout.pools
+        return any(pool.coverage is Coverage.ENDPOINT for pool in pools)
 
     @property
     def revision(self) -> str:
@@ -162,6 +168,9 @@ class Scene:
         key, stride = packed(tokens), 4 * self.page_tokens
         num_pages = num_tokens // self.page_tokens
         for pool in self._case.layout.pools:
+            if pool.coverage is Coverage.ENDPOINT:
+                # The first forward reads it, from the request's own slot.
+                continue
             table = request.page_table[pool.name]
             first = needed(self._case.layout, pool, num_computed).start
             for position in range(first, num_pages):
