@@ -8,6 +8,7 @@ import os
 from asyncache.cli._errors import InputError
 
 NUM_SEEDS = 1000
+MOST_RANKS = 8
 NOBODY = "none"
 
 _HELP = """\
@@ -25,6 +26,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(run=run)
     parser.add_argument(
         "--check", action="store_true", help="play each seed twice, and compare"
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_ranks,
+        default=1,
+        metavar="R",
+        help=f"ranks of one model, each with a cache, up to {MOST_RANKS} (1)",
     )
     _add_many(parser.add_argument_group("many seeds"))
     _add_one(parser.add_argument_group("one seed"))
@@ -73,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
         return play_one(
             options.seed,
+            num_ranks=options.ranks,
             only=options.only,
             without=options.without or [],
             made_plain=options.plain or [],
@@ -84,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
     first = options.first or 0
     return play_many(
         range(first, first + (options.seeds or NUM_SEEDS)),
+        num_ranks=options.ranks,
         jobs=options.jobs or len(os.sched_getaffinity(0)),
         is_checked=options.check,
         is_shrunk=not options.no_shrink,
@@ -115,6 +125,12 @@ def _check_together(options: argparse.Namespace) -> None:
 
 def _positive(text: str) -> int:
     return _int(text, 1)
+
+
+def _ranks(text: str) -> int:
+    if (number := _positive(text)) > MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"{number} ranks are more than {MOST_RANKS}")
+    return number
 
 
 def _whole(text: str) -> int:

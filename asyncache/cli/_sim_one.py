@@ -26,6 +26,7 @@ E = TypeVar("E", bound=Enum)
 def play_one(
     seed: int,
     *,
+    num_ranks: int,
     only: list[int] | None,
     without: Sequence[str],
     made_plain: Sequence[str],
@@ -36,6 +37,7 @@ def play_one(
 
     Args:
         seed: Which.
+        num_ranks: Ranks of the model.
         only: The actors that are left in it; None leaves all.
         without: Mishaps that are left out, by name or in words.
         made_plain: Settings that are made plain, by name.
@@ -45,7 +47,7 @@ def play_one(
     Raises:
         InputError: If there is no such actor, mishap or setting.
     """
-    case = _case(seed, only, without, made_plain)
+    case = _case(draw(seed, num_ranks), only, without, made_plain)
     with torn_down_quietly():
         result = play(case, is_checked=is_checked, is_logged=is_traced)
     failure = result.failure
@@ -65,16 +67,18 @@ def _write(lines: list[str]) -> None:
 
 
 def _case(
-    seed: int, only: list[int] | None, without: Sequence[str], made_plain: Sequence[str]
+    case: Case,
+    only: list[int] | None,
+    without: Sequence[str],
+    made_plain: Sequence[str],
 ) -> Case:
-    case = draw(seed)
     if only is not None:
         numbers = [actor.number for actor in case.actors]
         for number in only:
             if number not in numbers:
                 last = max(numbers)
                 raise InputError(
-                    f"--only {number}: seed {seed} has the actors 0 to {last}"
+                    f"--only {number}: seed {case.seed} has the actors 0 to {last}"
                 )
         case = case.only(only)
     for text in without:

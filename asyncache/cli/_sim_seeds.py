@@ -81,36 +81,43 @@ def _difference(first: list[str], second: list[str]) -> Exception | None:
     )
 
 
-def play_seed(seed: int, *, is_checked: bool) -> Outcome:
-    """Play a seed; return what is worth telling other processes."""
-    result = play(draw(seed), is_checked=is_checked)
-    error = result.failure
-    if error is None:
-        return Outcome(seed, result.steps, result.seen)
-    return Outcome(seed, result.steps, result.seen, one_line(error), way_of(error))
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays seeds for so many ranks; checks that they are the same twice, or not."""
+
+    num_ranks: int = 1
+    is_checked: bool = False
+
+    def play(self, seed: int) -> Outcome:
+        """Play a seed; return what is worth telling other processes."""
+        result = play(draw(seed, self.num_ranks), is_checked=self.is_checked)
+        error = result.failure
+        if error is None:
+            return Outcome(seed, result.steps, result.seen)
+        return Outcome(seed, result.steps, result.seen, one_line(error), way_of(error))
 
 
-def play_all(seeds: range, *, jobs: int, is_checked: bool) -> Generator[Outcome | None]:
+def play_all(seeds: range, *, jobs: int, player: Player) -> Generator[Outcome | None]:
     """Play seeds; yield each outcome as it comes, and None where none has for long.
 
     Args:
         seeds: Which.
         jobs: Workers; with one, seeds are played in this process.
-        is_checked: Whether to play each twice, and compare.
+        player: Plays them.
 
     Raises:
         WorkerError: If a worker dies.
     """
     if jobs == 1:
         for seed in seeds:
-            yield play_seed(seed, is_checked=is_checked)
+            yield player.play(seed)
         return
     starts = iter(range(0, len(seeds), CHUNK))
     chunks = (seeds[start : start + CHUNK] for start in starts)
     with ExitStack() as stack:
         workers = {}
         for _ in range(min(jobs, -(-len(seeds) // CHUNK))):
-            worker = stack.enter_context(_worker(is_checked=is_checked))
+            worker = stack.enter_context(_worker(player))
             workers[worker.connection] = worker
             worker.take(next(chunks, None))
         while workers:
@@ -156,11 +163,11 @@ class _Worker:
 
 
 @contextmanager
-def _worker(*, is_checked: bool) -> Iterator[_Worker]:
+def _worker(player: Player) -> Iterator[_Worker]:
     """Start a worker; end it at once when left, whatever it does."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there, is_checked), daemon=True)
+    process = context.Process(target=_work, args=(there, player), daemon=True)
     process.start()
     there.close()
     try:
@@ -171,7 +178,7 @@ def _worker(*, is_checked: bool) -> Iterator[_Worker]:
         here.close()
 
 
-def _work(connection: Connection, is_checked: bool) -> None:  # noqa: FBT001 - spawned
+def _work(connection: Connection, player: Player) -> None:
     """Play what comes until nothing does any more."""
     # Ctrl-C is the terminal's word to all; the one who started us ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -179,4 +186,4 @@ def _work(connection: Connection, is_checked: bool) -> None:  # noqa: FBT001 - s
     with suppress(EOFError, BrokenPipeError), torn_down_quietly():
         while True:
             for seed in receive():
-                connection.send(play_seed(seed, is_checked=is_checked))
+                connection.send(player.play(seed))

@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from asyncache.core import STAGES, Stage
-from asyncache.testing.simulation import CLIENT, DEVICE, STORE, Mishap, can_befall
+from asyncache.testing.simulation import (
+    CLIENT,
+    DEVICE,
+    RANK,
+    STORE,
+    Mishap,
+    can_befall,
+)
 
 Seen = Counter[tuple[Stage, Mishap]]
 OF_CLIENTS = (*CLIENT, Mishap.DEADLINE)
@@ -19,19 +26,21 @@ GROUPS: Mapping[str, Sequence[Mishap]] = {
     "store": STORE,
     "device": DEVICE,
     "client": OF_CLIENTS,
-    "operator": [m for m in Mishap if m not in {*STORE, *DEVICE, *OF_CLIENTS}],
+    "operator": [m for m in Mishap if m not in {*STORE, *DEVICE, *OF_CLIENTS, *RANK}],
+    "rank": RANK,
 }
 """Mishaps by who has them."""
-# The store has as many as all others together.
-_HALVES = (("store",), ("device", "client", "operator"))
+# The store has as many as all others together, but for those of several ranks.
+_PARTS = (("store",), ("device", "client", "operator"), ("rank",))
 
 
-def table(seen: Seen) -> str:
-    """Return all that was seen, and below what was not."""
-    possible = [(s, m) for s in STAGES for m in Mishap if can_befall(s, m)]
+def table(seen: Seen, num_ranks: int = 1) -> str:
+    """Return all that was seen with so many ranks, and below what was not."""
+    possible = [(s, m) for s in STAGES for m in Mishap if can_befall(s, m, num_ranks)]
     unseen = [pair for pair in possible if not seen[pair]]
     wrong = [pair for pair in seen if pair not in possible]
-    blocks = ["\n".join(_block(seen, names)) for names in _HALVES]
+    parts = _PARTS if num_ranks > 1 else _PARTS[:-1]
+    blocks = ["\n".join(_block(seen, names)) for names in parts]
     blocks.append(
         "\n".join(_listed(f"never seen: {len(unseen)} of {len(possible)}", unseen))
     )
@@ -71,7 +80,8 @@ def _block(seen: Seen, names: Sequence[str]) -> list[str]:
 
 def _cell(seen: Seen, stage: Stage, mishap: Mishap) -> str:
     count = seen[stage, mishap]
-    return compact(count) if count or can_befall(stage, mishap) else "·"
+    is_possible = mishap in RANK or can_befall(stage, mishap)
+    return compact(count) if count or is_possible else "·"
 
 
 def compact(count: int) -> str:

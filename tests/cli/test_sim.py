@@ -14,7 +14,7 @@ import pytest
 
 from asyncache.cli import _progress, _sim_seeds, main
 from asyncache.cli._sim_cases import command
-from asyncache.cli._sim_seeds import WorkerError, play_all, play_seed
+from asyncache.cli._sim_seeds import Player, WorkerError, play_all
 from asyncache.cli._sim_table import compact, table
 from asyncache.core import STAGES, Stage
 from asyncache.testing.simulation import (
@@ -76,15 +76,15 @@ def test_seeds_that_pass_are_told_of_in_a_table(sim):
 
 
 def test_workers_find_what_one_process_finds():
-    here = list(play_all(range(3, 40), jobs=1, is_checked=False))
-    there = list(play_all(range(3, 40), jobs=2, is_checked=False))
+    here = list(play_all(range(3, 40), jobs=1, player=Player()))
+    there = list(play_all(range(3, 40), jobs=2, player=Player()))
     there = sorted(filter(None, there), key=lambda outcome: outcome.seed)
     assert here == there
     assert multiprocessing.active_children() == []
 
 
 def test_a_worker_that_dies_is_told_and_the_others_end_at_once():
-    with closing(play_all(range(100_000), jobs=2, is_checked=False)) as outcomes:
+    with closing(play_all(range(100_000), jobs=2, player=Player())) as outcomes:
         next(filter(None, outcomes))
         multiprocessing.active_children()[0].kill()
         with pytest.raises(WorkerError, match=r"seed \d+ ended its process, exit.*-9"):
@@ -197,7 +197,7 @@ def test_a_trace_has_the_steps_of_its_clients(sim):
 
 
 def test_a_trace_of_what_fails_ends_in_where(planted, sim):
-    seed = next(s for s in range(50) if play_seed(s, is_checked=False).failure)
+    seed = next(s for s in range(50) if Player().play(s).failure)
     code, lines = sim("--seed", seed, "--trace")
     assert code == 1
     assert "Traceback (most recent call last):" in lines

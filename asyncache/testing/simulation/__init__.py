@@ -4,8 +4,9 @@ For your own loop's tests: :func:`run` runs a coroutine on an event loop without
 threads, sockets or real time, whose order is a seed's; :class:`SimulatedDevice`,
 :class:`SimulatedStore` and :class:`SimulatedNetwork` are what it may use there.
 
-For ours: :func:`draw` makes a case of a seed, and :func:`simulate` plays it, with the
-laws checked after every step; :func:`shrink` makes a case that fails a small one.
+For ours: :func:`draw` makes a case of a seed, for one rank or several, and
+:func:`simulate` plays it, with the laws checked after every step; :func:`shrink` makes
+a case that fails a small one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from asyncache.testing.simulation._loop import (
 from asyncache.testing.simulation._mishaps import (
     CLIENT,
     DEVICE,
+    RANK,
     STORE,
     Mishap,
     Weather,
@@ -38,6 +40,7 @@ __all__ = [
     "CLIENT",
     "DEVICE",
     "POISON",
+    "RANK",
     "STORE",
     "Actor",
     "BusyError",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from random import Random
-from typing import Literal
+from typing import Literal, assert_never
 
 from asyncache.core import (
     AttentionPool,
@@ -25,6 +25,7 @@ from asyncache.core import (
 )
 from asyncache.engine import Limits, ReadOnly, WriteBack, WriteThrough
 from asyncache.testing.simulation._mishaps import CLIENT, DEVICE, STORE, Mishap
+from asyncache.testing.simulation._team import Odd, Team, draw_team
 
 PAGE_TOKENS = 2
 _SHAPE = {"num_layers": 2, "num_kv_heads": 1, "head_dim": 2, "dtype": "uint8"}
@@ -61,6 +62,13 @@ class Role(Enum):
     STRANGER = auto()
     KILL = auto()
     LOOK = auto()
+    # Where there are several ranks.
+    EVERYONE = auto()
+    SLOW = auto()
+    SILENT = auto()
+    DEAD = auto()
+    AHEAD = auto()
+    LEAVE = auto()
 
 
 _ROLES = (
@@ -75,15 +83,34 @@ _ROLES = (
     (Role.KILL, 1),
     (Role.LOOK, 4),
 )
+_TEAM_ROLES = (
+    (Role.CLIENT, 64),
+    (Role.EVERYONE, 12),
+    (Role.PREFETCH, 4),
+    (Role.RESET, 2),
+    (Role.REVISION, 2),
+    (Role.DETACH, 4),
+    (Role.DRAIN, 3),
+    (Role.OUTAGE, 4),
+    (Role.STRANGER, 3),
+    (Role.KILL, 1),
+    (Role.LOOK, 3),
+    (Role.SLOW, 5),
+    (Role.SILENT, 1),
+    (Role.DEAD, 1),
+    (Role.AHEAD, 1),
+    (Role.LEAVE, 1),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Somebody who does something from some moment of an epoch on."""
+    """Somebody who does something from some moment of an epoch on, on some rank."""
 
     number: int
     role: Role
     at_s: float
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +139,13 @@ class Case:
     linger_s: float
     forward_s: float
     is_shuffled: bool
+    team: Team | None = None
+    """What several ranks are like; None where there is one."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of one model, each of them with a cache."""
+        return 1 if self.team is None else self.team.num_ranks
 
     @property
     def actors(self) -> list[Actor]:
@@ -123,6 +157,37 @@ class Case:
         """Of the largest page of any pool."""
         pools = self.layout.pools
         return max(self.layout.space(pool).page_bytes for pool in pools)
+
+    def rates_on(self, rank: int) -> dict[Mishap, float]:
+        """Return how often what goes wrong on a rank."""
+        if self.team is None or rank in self.team.stricken:
+            return self.rates
+        spared = (*STORE, *DEVICE)
+        return {m: rate for m, rate in self.rates.items() if m not in spared}
+
+    def num_pages_on(self, rank: int) -> dict[str, int]:
+        """Return how many pages each pool of a rank has."""
+        fewer = 0 if self.team is None else self.team.fewer_pages[rank]
+        return {name: count - fewer for name, count in self.num_pages.items()}
+
+    def odd(self) -> Case:
+        """Return what the odd one of several ranks takes the case to be."""
+        assert self.team is not None
+        match self.team.odd:
+            case Odd.NOTHING:
+                return self
+            case Odd.LIMITS:
+                more = self.limits.requests + 1
+                return replace(self, limits=replace(self.limits, requests=more))
+            case Odd.LAYOUT:
+                return replace(self, layout=replace(self.layout, model="other"))
+            case Odd.ABORTS:
+                other: Literal["vote", "call"] = "vote"
+                if self.team.aborts == "vote":
+                    other = "call"
+                return replace(self, team=replace(self.team, aborts=other))
+            case _:
+                assert_never(self.team.odd)
 
     def only(self, numbers: Collection[int]) -> Case:
         """Return the case with no other actors than these."""
@@ -139,8 +204,29 @@ class Case:
         )
 
 
-def draw(seed: int) -> Case:
-    """Return the case of a seed."""
+def draw(seed: int, num_ranks: int = 1) -> Case:
+    """Return the case of a seed, for so many ranks.
+
+    Raises:
+        ValueError: If there is no rank.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")
+    case = _draw(seed)
+    if num_ranks == 1:
+        return case
+    dice = Random(f"case {seed} of {num_ranks} ranks")
+    barrier_s, step_s = dice.choice([8.0, 20.0]), dice.choice([0.4, 5.0])
+    return replace(
+        case,
+        limits=replace(case.limits, barrier_s=barrier_s, step_s=step_s),
+        rates=case.rates | {Mishap.CUT: dice.choice([0.0, 0.0, 0.05, 0.2])},
+        epochs=_epochs(dice, _TEAM_ROLES, num_ranks),
+        team=draw_team(dice, num_ranks),
+    )
+
+
+def _draw(seed: int) -> Case:
     dice = Random(f"case {seed}")
     pools = dice.choice(_LAYOUTS)
     num_pages = dice.choice([7, 10, 14, 20, 32])
@@ -217,15 +303,20 @@ def _rates(dice: Random) -> dict[Mishap, float]:
     return rates
 
 
-def _epochs(dice: Random) -> tuple[tuple[Actor, ...], ...]:
+def _epochs(
+    dice: Random, weighted: Sequence[tuple[Role, int]] = _ROLES, num_ranks: int = 1
+) -> tuple[tuple[Actor, ...], ...]:
     number, epochs = 0, []
-    roles, weights = zip(*_ROLES, strict=True)
+    roles, weights = zip(*weighted, strict=True)
     for _ in range(dice.choice([1, 1, 2, 3])):
         actors = []
         within_s = dice.choice([0.0, 0.01, 0.06])
         for _ in range(dice.choice([3, 5, 8, 12])):
             [role] = dice.choices(roles, weights)
-            actors.append(Actor(number, role, round(dice.random() * within_s, 4)))
+            actor = Actor(number, role, round(dice.random() * within_s, 4))
+            if num_ranks > 1:
+                actor = replace(actor, rank=dice.choice([0, *range(num_ranks)]))
+            actors.append(actor)
             number += 1
         epochs.append(tuple(actors))
     return tuple(epochs)

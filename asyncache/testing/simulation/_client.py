@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from random import Random
-
-import anyio
 
 from asyncache.core import Namespace, OutOfPagesError
 from asyncache.engine import Hit, Request
 from asyncache.testing.simulation._contents import Era
 from asyncache.testing.simulation._errors import LawError
-from asyncache.testing.simulation._mishaps import Mishap
-from asyncache.testing.simulation._model import EPSILON_S, Row
+from asyncache.testing.simulation._model import Row
+from asyncache.testing.simulation._pace import Pace
 from asyncache.testing.simulation._prompts import packed
 from asyncache.testing.simulation._scene import Scene
 
@@ -24,6 +19,7 @@ class Client:
 
     Args:
         scene: Where it is served.
+        pace: How it waits.
         request: Its scope, entered.
         tokens: Its prompt.
         namespace: Whom it shares with.
@@ -34,6 +30,7 @@ class Client:
     def __init__(
         self,
         scene: Scene,
+        pace: Pace,
         request: Request,
         tokens: list[int],
         namespace: Namespace,
@@ -42,6 +39,7 @@ class Client:
         dice: Random,
     ) -> None:
         self._scene = scene
+        self._pace = pace
         self._request = request
         self._tokens = tokens
         self._namespace = namespace
@@ -55,7 +53,6 @@ class Client:
         """Tokens of the hit that were relied on."""
         self._num_reserved = num_reserved
         self._misread = ""
-        self._until = 0.0
         self.era = self._renew()
 
     @property
@@ -82,7 +79,7 @@ class Client:
                 await self._land()
             if self._dice.random() < 0.3:
                 # In line for the batch, as a scheduler has it.
-                await self._scene.idle()
+                await self._pace.idle()
             await self._prefill()
             for _ in range(self._dice.choice([0, 1, 2, 4])):
                 await self._decode()
@@ -108,17 +105,14 @@ class Client:
             self._suspend()
         self.renew()
         self._num_reserved = max(self._num_reserved, len(self._tokens))
-        self._until = anyio.current_time() + after_s
-        with self._bounded("restore()"):
-            self._hit = await self._request.restore(deadline_s=after_s)
+        self._hit = await self._pace.restore(self._request, after_s)
         self._num_hit = self._num_computed = self._hit.num_tokens
         self._scene.log(f"has a hit of {self._num_hit}, {self._hit!r}")
 
     async def _land(self) -> None:
         """Wait for the hit, and read it."""
         assert self._hit is not None
-        with self._bounded("hit.wait()"):
-            await self._hit.wait()
+        await self._pace.land(self._request, self._hit)
         if not self._request.settled:
             raise LawError(f"{self._request} waited for its hit, and is not settled")
         self._fall()
@@ -145,23 +139,6 @@ class Client:
         self._num_committed = min(self._num_committed, now)
         return True
 
-    @contextmanager
-    def _bounded(self, what: str) -> Iterator[None]:
-        began, loop = anyio.current_time(), asyncio.get_running_loop()
-        # A moment before: afterwards nobody can tell what the request waited for.
-        alarm = loop.call_at(self._until - EPSILON_S, self._note_deadline)
-        try:
-            yield
-        finally:
-            alarm.cancel()
-        now = anyio.current_time()
-        if now > began and now - self._until > EPSILON_S:
-            late_s = now - self._until
-            raise LawError(f"{what} of {self._request} took {late_s} s too long")
-
-    def _note_deadline(self) -> None:
-        self._scene.note(Mishap.DEADLINE, self._request)
-
     # Computing.
 
     async def _prefill(self) -> None:
@@ -187,7 +164,7 @@ class Client:
         while True:
             self._extend(end)
             row = self._row(end)
-            await self._scene.compute(row)
+            await self._pace.compute(row)
             if not self._fall():
                 break
         if not row.has_run:

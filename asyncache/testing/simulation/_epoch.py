@@ -9,19 +9,22 @@ from random import Random
 
 import anyio
 
-from asyncache.core import Namespace, OrderError, StoreError
-from asyncache.testing._leftovers import leftovers
+from asyncache.core import Namespace, StoreError
 from asyncache.testing.simulation._case import Actor, Case
 from asyncache.testing.simulation._client import Client
+from asyncache.testing.simulation._ending import (
+    PATIENCE_S,
+    check_no_tasks,
+    check_rest,
+    close,
+    open_stages,
+)
 from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._mishaps import Mishap
-from asyncache.testing.simulation._model import EPSILON_S
+from asyncache.testing.simulation._pace import AlonePace
 from asyncache.testing.simulation._play import Play
 from asyncache.testing.simulation._scene import Scene
 from asyncache.testing.simulation._world import World
-
-PATIENCE_S = 60.0
-"""Longer than any chain of deadlines, back-offs and stalls."""
 
 
 class Epoch:
@@ -84,6 +87,7 @@ class Epoch:
             self._scene.num_opened += 1
             client = Client(
                 self._scene,
+                AlonePace(self._scene),
                 request,
                 list(tokens),
                 namespace,
@@ -136,27 +140,10 @@ class Epoch:
         # A client may have hung up under a forward, whose end may make more to offload.
         await self._until(lambda: not self._scene.laws.forwards)
         if left := await self._scene.cache.drain(deadline_s=PATIENCE_S):
-            raise LawError(f"{left} transfers never end: {self._open_stages()}")
+            raise LawError(f"{left} transfers never end: {open_stages(self._world)}")
         # A lookup that was stopped moves nothing, and may still have to end.
         await self._until(lambda: not self._scene.cache.statistics().transfers)
-        statistics = self._scene.cache.statistics()
-        replica = statistics.replica
-        is_clean = not (
-            statistics.leaked_pages
-            or statistics.transfers
-            or replica.num_open
-            or replica.promised_pages
-        )
-        if not is_clean:
-            raise LawError(f"left behind: {statistics}, {self._open_stages()}")
-        if kept := leftovers(self._scene.cache):
-            raise LawError(f"kept for nobody: {kept}")
-        ended = statistics.counters.closed + statistics.counters.aborted
-        # A prefetch is a request too, if it found a place.
-        if not 0 <= ended - self._scene.num_opened <= len(self._scene.prefetches):
-            raise LawError(
-                f"{self._scene.num_opened} requests were opened, {ended} ended"
-            )
+        check_rest(self._scene, self._world)
 
     @staticmethod
     async def _until(holds: Callable[[], bool]) -> None:
@@ -164,32 +151,6 @@ class Epoch:
         while not holds() and anyio.current_time() < until:  # noqa: ASYNC110 - no event of ours tells
             await anyio.sleep(0.001)
 
-    def _open_stages(self) -> list[str]:
-        replica = self._world.replica
-        assert replica is not None
-        return [f"{seq} {stage}" for seq, stage in replica.look.stages().items()]
-
     async def _close(self) -> None:
-        """Close the cache, within its time, and again until all is still."""
-        limit_s, until = self._case.limits.close_s, anyio.current_time() + PATIENCE_S
-        while True:
-            began = anyio.current_time()
-            is_over = True
-            try:
-                await self._scene.cache.aclose()
-            except OrderError as error:
-                self._world.log(f"close: {error}")
-                is_over = False
-                if anyio.current_time() > until:
-                    raise LawError(f"it never closes: {error}") from error
-            took_s = anyio.current_time() - began
-            if took_s > limit_s + EPSILON_S:
-                raise LawError(f"aclose() took {took_s} s, more than {limit_s}")
-            if is_over:
-                break
-        self._world.log("closed")
-        if self._world.copies.running:
-            raise LawError("something still copies after aclose()")
-        tasks = [task.get_name() for task in asyncio.all_tasks()]
-        if left := [name for name in tasks if name.split()[0] == "asyncache"]:
-            raise LawError(f"{left} go on after aclose()")
+        await close(self._scene, self._world, self._case)
+        check_no_tasks()

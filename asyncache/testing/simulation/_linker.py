@@ -38,10 +38,14 @@ class SimulatedLinker(StoreLinker):
         layer_groups: int = 1,
         batch_bytes: int = 4096,
         num_staging: int = 4,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         super().__init__(
             store,
             device,
+            rank=rank,
+            num_ranks=num_ranks,
             layer_groups=layer_groups,
             batch_bytes=batch_bytes,
             num_staging=num_staging,

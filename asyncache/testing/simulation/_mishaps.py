@@ -40,6 +40,13 @@ class Mishap(Enum):
     CLOSE = "close with all open"
     STRANGER = "transfer cancelled by a stranger"
     KILL = "cache's task killed"
+    # One of several ranks.
+    CUT = "step cut short"
+    SLOW = "rank slow"
+    SILENT = "rank silent"
+    DEAD = "rank dead"
+    AHEAD = "rank a call ahead"
+    LEAVE = "rank leaves"
 
 
 STORE = (
@@ -58,6 +65,14 @@ STORE = (
 )
 DEVICE = (Mishap.REFUSE, Mishap.TEAR, Mishap.DIE)
 CLIENT = (Mishap.SCOPE, Mishap.TASK, Mishap.LATE)
+RANK = (
+    Mishap.CUT,
+    Mishap.SLOW,
+    Mishap.SILENT,
+    Mishap.DEAD,
+    Mishap.AHEAD,
+    Mishap.LEAVE,
+)
 
 
 class Weather:

@@ -6,8 +6,8 @@ runs is written for all the same, to pages that it has given back by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import TYPE_CHECKING
@@ -136,7 +136,13 @@ class Model:
             self._joined.set()
 
     async def _forward(self, rows: list[Row]) -> None:
-        with self._cache.forward([row.request for row in rows]):
+        await self.begin(rows)
+
+    def begin(self, rows: list[Row]) -> Coroutine[object, object, None]:
+        """Open a bracket; return what runs the model in it, which must be awaited."""
+        with ExitStack() as bracket:
+            requests = [row.request for row in rows]
+            bracket.enter_context(self._cache.forward(requests))
             # A hit may have sunk since they joined, and taken pages with it.
             rows = [row for row in rows if self._has_pages(row)]
             works = [self._work(row) for row in rows]
@@ -148,10 +154,12 @@ class Model:
                 for index, slot in enumerate(work.slots):
                     writing.places[len(self._pools) + index, slot] = work.state
             self._laws.forwards[writing] = None
-            try:
-                await self._compute(works)
-            finally:
-                del self._laws.forwards[writing]
+            bracket.callback(self._laws.forwards.pop, writing)
+            return self._run(works, bracket.pop_all())
+
+    async def _run(self, works: list[_Work], bracket: ExitStack) -> None:
+        with bracket:
+            await self._compute(works)
 
     async def _compute(self, works: list[_Work]) -> None:
         for work in works:

@@ -31,6 +31,11 @@ class Setting(Enum):
     WRITES = "writes"
     ANSWERS = "answers"
     FORWARDS = "forwards"
+    # Of several ranks.
+    BARRIER = "barrier"
+    ABORTS = "aborts"
+    WIRE = "wire"
+    OVERLAP = "overlap"
 
 
 _LIMITS = Limits(
@@ -64,9 +69,18 @@ _PLAIN: Mapping[Setting, Mapping[str, Any]] = {
     Setting.FORWARDS: {"forward_s": 0.0},
 }
 
+_PLAIN_TEAM: Mapping[Setting, Mapping[str, Any]] = {
+    Setting.BARRIER: {"barrier": "sync"},
+    Setting.ABORTS: {"aborts": "vote"},
+    Setting.WIRE: {"net_s": 0.0, "post_s": 0.0, "skew_s": 0.0},
+    Setting.OVERLAP: {"overlap": 0},
+}
+
 
 def plain(case: Case, setting: Setting) -> Case:
     """Return the case with one setting at its plainest; the same if it is already."""
+    if setting in _PLAIN_TEAM:
+        return _plain_team(case, **_PLAIN_TEAM[setting])
     match setting:
         case Setting.POOLS:
             first = case.layout.pools[0]
@@ -74,6 +88,18 @@ def plain(case: Case, setting: Setting) -> Case:
             num_pages = {first.name: case.num_pages[first.name]}
             return replace(case, layout=layout, num_pages=num_pages)
         case Setting.PAGES:
-            return replace(case, num_pages=dict.fromkeys(case.num_pages, _NUM_PAGES))
+            case = replace(case, num_pages=dict.fromkeys(case.num_pages, _NUM_PAGES))
+            return _plain_team(case, fewer_pages=(0,) * case.num_ranks)
+        case Setting.LIMITS if case.team is not None:
+            # As long as ranks may be apart.
+            mine = case.limits
+            limits = replace(_LIMITS, barrier_s=mine.barrier_s, step_s=mine.step_s)
+            return replace(case, limits=limits)
         case _:
             return replace(case, **_PLAIN[setting])
+
+
+def _plain_team(case: Case, **changes: Any) -> Case:  # noqa: ANN401 - of any setting
+    if case.team is None:
+        return case
+    return replace(case, team=replace(case.team, **changes))

@@ -19,21 +19,17 @@ from asyncache.core import (
     TooManyRequestsError,
 )
 from asyncache.engine import Request
-from asyncache.testing._nth import Canceller, CancelStyle
 from asyncache.testing.simulation._case import Actor, Case, Role
 from asyncache.testing.simulation._client import Client
 from asyncache.testing.simulation._errors import LawError
+from asyncache.testing.simulation._hang_up import hanging_up
 from asyncache.testing.simulation._mishaps import Mishap
 from asyncache.testing.simulation._model import EPSILON_S
+from asyncache.testing.simulation._pace import AlonePace
 from asyncache.testing.simulation._prompts import NAMESPACES, draw_prompt, packed
 from asyncache.testing.simulation._scene import Scene
 from asyncache.testing.simulation._world import World
 
-_STYLES = {
-    Mishap.SCOPE: CancelStyle.LEVEL,
-    Mishap.TASK: CancelStyle.EDGE,
-    Mishap.LATE: CancelStyle.LATE_EDGE,
-}
 _REFUSALS = (OutOfPagesError, TooManyRequestsError, ClosedError)
 
 
@@ -65,8 +61,12 @@ class Play:
         self._dice = Random(f"actor {case.seed} {actor.number}")
 
     async def act(self) -> None:
-        """Do it; what is refused, is refused."""
+        """Do it when the time has come."""
         await anyio.sleep(self._actor.at_s)
+        await self.act_now()
+
+    async def act_now(self) -> None:
+        """Do it; what is refused, is refused."""
         plays: dict[Role, Callable[[], Awaitable[object]]] = {
             Role.CLIENT: self._serve,
             Role.PREFETCH: self._prefetch,
@@ -115,6 +115,7 @@ class Play:
                 self._world.log(f"is {request!r}")
                 client = Client(
                     self._scene,
+                    AlonePace(self._scene),
                     request,
                     tokens,
                     namespace,
@@ -143,17 +144,11 @@ class Play:
     async def _hanging_up(
         self, live: Callable[[], Awaitable[None]], request: Request | None
     ) -> None:
-        for mishap, style in _STYLES.items():
-            if self._dice.random() < self._case.rates.get(mishap, 0.0):
-                nth = self._dice.choice([1, 1, 2, 2, 3, 4, 6, 9])
+        def note(mishap: Mishap) -> None:
+            if request is not None:
+                self._scene.note(mishap, request)
 
-                def note(mishap: Mishap = mishap) -> None:
-                    if request is not None:
-                        self._scene.note(mishap, request)
-
-                await Canceller(live(), nth, style, on_cancel=note).run()
-                return
-        await live()
+        await hanging_up(live, self._case, self._dice, note)
 
     async def _prefetch(self) -> None:
         tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
@@ -168,10 +163,14 @@ class Play:
             )
             took_s = anyio.current_time() - began
             self._world.log(f"prefetched {found} of {tokens} in {namespace!r}")
-            if took_s > after_s + EPSILON_S or not 0 <= found < len(tokens):
+            is_late = took_s > after_s + EPSILON_S and not self._case.team
+            if is_late or not 0 <= found < len(tokens):
                 raise LawError(f"{found} of {tokens} prefetched in {took_s} s")
 
-        await self._hanging_up(live, None)
+        if self._case.team:
+            await live()  # the other ranks do not hang up
+        else:
+            await self._hanging_up(live, None)
 
     async def _reset(self) -> None:
         self._world.note(Mishap.RESET)
@@ -198,14 +197,29 @@ class Play:
                     raise LawError(f"{found} tokens of {tokens} outlived a reset")
 
     async def _detach(self) -> None:
+        await self.detach()
+        await anyio.sleep(self._dice.choice([0.0, 0.01]))
+        await self.attach()
+
+    async def detach(self) -> None:
+        """Take the store away; with several ranks, until it is gone here too."""
         self._world.note(Mishap.DETACH)
-        began = anyio.current_time()
+        is_gone = await self._try_to_detach()
+        while self._case.team and not is_gone:
+            is_gone = await self._try_to_detach()
+        self._world.log("detached")
+
+    async def _try_to_detach(self) -> bool:
+        is_gone, began = False, anyio.current_time()
         with suppress(OrderError):
             await self._cache.detach()
+            is_gone = True
         if anyio.current_time() - began > self._case.limits.close_s + EPSILON_S:
             raise LawError(f"detach() took {anyio.current_time() - began} s")
-        self._world.log("detached")
-        await anyio.sleep(self._dice.choice([0.0, 0.01]))
+        return is_gone
+
+    async def attach(self) -> None:
+        """Attach a store, if none is."""
         # Another may have attached one meanwhile, or a transfer has yet to stop.
         with suppress(OrderError, OSError, StoreError), anyio.move_on_after(1.0):
             await self._cache.attach(linker=self._scene.linker())
@@ -218,7 +232,8 @@ class Play:
         self._world.log(f"drained in {took_s} s but for {left}")
         replica = self._world.replica
         is_late = took_s >= after_s - EPSILON_S
-        if took_s > after_s + EPSILON_S or (left and not is_late):
+        is_wrong = took_s > after_s + EPSILON_S or (left and not is_late)
+        if is_wrong and not self._case.team:  # else others were late, or slow
             raise LawError(f"drain({after_s}) left {left} after {took_s} s")
         if replica is not None and is_late and left != replica.look.num_moving:
             raise LawError(f"drain() left {left}, not {replica.look.num_moving}")
@@ -232,7 +247,8 @@ class Play:
         self._world.log("the store is back")
 
     async def _interfere(self) -> None:
-        transfers = [t for t in _tasks() if t.get_name().startswith("asyncache ")]
+        names = [f"asyncache {kind}" for kind in ("lookup", "load", "offload")]
+        transfers = [t for t in _tasks() if t.get_name().startswith(tuple(names))]
         if transfers:
             task = self._dice.choice(transfers)
             self._world.note(Mishap.STRANGER)
@@ -252,7 +268,8 @@ class Play:
         self._world.log(
             f"{self._cache!r} {self._cache.statistics().transfers} transfers"
         )
-        await self._cache.step()
+        if self._case.team is None:
+            await self._cache.step()
 
 
 def _tasks() -> list[asyncio.Task[object]]:

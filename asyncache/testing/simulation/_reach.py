@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncache.core import Stage
-from asyncache.testing.simulation._mishaps import CLIENT, DEVICE, Mishap
+from asyncache.testing.simulation._mishaps import CLIENT, DEVICE, RANK, Mishap
 
 _ASKING = frozenset({Mishap.STALL, Mishap.RAISE, Mishap.SHORT})
 """Befalls whoever asks the store for anything."""
@@ -42,8 +42,8 @@ _STORELESS = frozenset(
 """Where something can be when the store it was for is gone."""
 
 
-def can_befall(stage: Stage, mishap: Mishap) -> bool:
-    """Whether a mishap can strike a transaction that is there.
+def can_befall(stage: Stage, mishap: Mishap, num_ranks: int = 1) -> bool:
+    """Whether a mishap can strike a transaction that is there, with so many ranks.
 
     What befalls all at once can befall anything, and a client's own mishaps its request
     wherever that is. The store and the device strike whoever is being served by them: a
@@ -51,6 +51,8 @@ def can_befall(stage: Stage, mishap: Mishap) -> bool:
     is settled already, for they end when nothing moves any more. A store that is opened
     strikes whatever goes on without one.
     """
+    if mishap in RANK:
+        return num_ranks > 1
     if mishap in _EVERYWHERE or (mishap in _OPENING and stage in _STORELESS):
         return True
     match stage.kind, stage.word:

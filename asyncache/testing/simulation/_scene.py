@@ -10,6 +10,7 @@ import anyio
 
 from asyncache.core import Coverage, Namespace, WindowPool
 from asyncache.engine import KVCache, Request
+from asyncache.ranks import Group
 from asyncache.testing.simulation._case import Case
 from asyncache.testing.simulation._contents import Era, needed
 from asyncache.testing.simulation._device import SimulatedDevice
@@ -33,7 +34,7 @@ class Scene:
 
     laws: Laws
 
-    def __init__(self, world: World, case: Case) -> None:
+    def __init__(self, world: World, case: Case, group: Group | None = None) -> None:
         self._world = world
         self._case = case
         self.contents = world.contents
@@ -43,7 +44,7 @@ class Scene:
         layout = replace(case.layout, revision=world.revision)
         self.device = SimulatedDevice(
             layout,
-            case.num_pages,
+            case.num_pages_on(world.rank),
             copies=world.copies,
             weather=world.weather,
             copy_s=world.answer_s,
@@ -58,6 +59,9 @@ class Scene:
             writes=case.writes,
             launch=case.launch,
             observer=world,
+            group=group,
+            barrier=case.team.barrier if case.team else "sync",
+            aborts=case.team.aborts if case.team else "vote",
         )
 
     def linker(self) -> SimulatedLinker:
@@ -69,6 +73,8 @@ class Scene:
             layer_groups=self._case.layer_groups,
             batch_bytes=self._case.batch_pages * self._case.page_bytes,
             num_staging=self._case.num_staging,
+            rank=self._world.rank,
+            num_ranks=self._case.num_ranks,
         )
 
     @property
@@ -98,14 +104,8 @@ class Scene:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Open the cache, and run its models meanwhile; whoever is inside closes it."""
-        await self.cache.open()
-        runtime = self.cache._runtime  # noqa: SLF001 - the simulator looks inside
-        assert runtime is not None
-        self.laws = Laws(
-            runtime.replica, self.device, self._world.copies, self.contents
-        )
-        self._world.begin(runtime.replica, self.laws)
-        self._models = [self._model() for _ in range(self._case.num_models)]
+        await self.open()
+        self._models = [self.new_model() for _ in range(self._case.num_models)]
         async with anyio.create_task_group() as group:
             for model in self._models:
                 group.start_soon(model.run)
@@ -115,7 +115,22 @@ class Scene:
             group.cancel_scope.cancel()
         self._world.end()
 
-    def _model(self) -> Model:
+    async def open(self) -> None:
+        """Open the cache, and check the laws from then on."""
+        await self.cache.open()
+        runtime = self.cache._runtime  # noqa: SLF001 - the simulator looks inside
+        assert runtime is not None
+        self.laws = Laws(
+            runtime.replica,
+            self.device,
+            self._world.copies,
+            self.contents,
+            self._world.sound,
+        )
+        self._world.begin(runtime.replica, self.laws)
+
+    def new_model(self) -> Model:
+        """Return a model that runs over its pages."""
         return Model(
             self.cache,
             self.device,
@@ -167,7 +182,8 @@ class Scene:
         """
         key, stride = packed(tokens), 4 * self.page_tokens
         num_pages = num_tokens // self.page_tokens
-        for pool in self._case.layout.pools:
+        unwritten = self.laws.unwritten if self._case.team else set()
+        for index, pool in enumerate(self._case.layout.pools):
             if pool.coverage is Coverage.ENDPOINT:
                 # The first forward reads it, from the request's own slot.
                 continue
@@ -176,6 +192,8 @@ class Scene:
             for position in range(first, num_pages):
                 page, end = table[position], (position + 1) * stride
                 wanted = self.contents.page(era, key[:end], pool.name)
+                if (index, page) in unwritten:
+                    continue  # who reads it will run after who writes it
                 if page < 0 or self.device.page(pool.name, page) != wanted:
                     raise LawError(
                         f"the hit of {request} has other bytes at position {position}"

@@ -66,19 +66,36 @@ class Result:
 
 
 class World:
-    """What outlives the caches of one run, and watches them."""
+    """What outlives the caches of one rank in one run, and watches them.
 
-    def __init__(self, case: Case, *, is_logged: bool = False) -> None:
+    Args:
+        case: What happens.
+        result: Where it is written down.
+        is_logged: Whether all that happens is.
+        rank: Which rank's world it is.
+    """
+
+    def __init__(
+        self, case: Case, result: Result, *, is_logged: bool = False, rank: int = 0
+    ) -> None:
         self._case = case
         self._is_logged = is_logged
-        self.result = Result()
-        self.dice = Random(f"world {case.seed}")
+        self.result = result
+        self.rank = rank
+        self.sound: set[int] | None = None
+        """As for :class:`Laws`."""
+        self._rank_name = f" rank {rank}" if case.team else ""
+        name = f"{case.seed}{self._rank_name}"
+        self.dice = Random(f"world {name}")
         self.copies = Copies()
         self.weather = Weather(
-            Random(f"weather {case.seed}"), case.rates, on_strike=self._struck
+            Random(f"weather {name}"), case.rates_on(rank), on_strike=self._struck
         )
-        spaces = [case.layout.space(pool) for pool in case.layout.pools]
-        self.contents = Contents(case.layout, spaces)
+        self._spaces = [
+            case.layout.space(pool, rank=rank, num_ranks=case.num_ranks)
+            for pool in case.layout.pools
+        ]
+        self.contents = Contents(case.layout, self._spaces)
         self.revision = ""
         self.replica: Replica | None = None
         self._laws: Laws | None = None
@@ -147,7 +164,7 @@ class World:
         if self._is_logged:
             task = asyncio.current_task()
             who = "loop" if task is None else task.get_name()
-            self.result.log.append(f"{self._now()} {who}: {text}")
+            self.result.log.append(f"{self._now()}{self._rank_name} {who}: {text}")
 
     def on_event(self, event: Event) -> None:
         """Write down what the cache tells."""
@@ -189,11 +206,8 @@ class World:
 
     def _check_stored(self, num_pages: int, hashes: Sequence[PageHash]) -> None:
         """What is told to be stored was put, in each pool that keeps every page."""
-        spaces = [
-            self._case.layout.space(pool)
-            for pool in self._case.layout.pools
-            if pool.coverage is Coverage.ALL_PAGES
-        ]
+        pools = zip(self._case.layout.pools, self._spaces, strict=True)
+        spaces = [s for pool, s in pools if pool.coverage is Coverage.ALL_PAGES]
         keys = {PageKey(page, space) for page in hashes for space in spaces}
         if len(hashes) != num_pages or not keys <= self._shelf.ever:
             self._violate(f"{num_pages} pages are told to be stored, and are not")
