@@ -212,7 +212,8 @@ def draw(seed: int, num_ranks: int = 1) -> Case:
     """
     if num_ranks < 1:
         raise ValueError(f"num_ranks must be at least 1, not {num_ranks}")
-    case = _draw(seed)
+    # A checkpoint is a call, and here forwards run beside the loop that makes calls.
+    case = _draw(seed, may_have_states=num_ranks == 1)
     if num_ranks == 1:
         return case
     dice = Random(f"case {seed} of {num_ranks} ranks")
@@ -226,7 +227,7 @@ def draw(seed: int, num_ranks: int = 1) -> Case:
     )
 
 
-def _draw(seed: int) -> Case:
+def _draw(seed: int, *, may_have_states: bool) -> Case:
     dice = Random(f"case {seed}")
     pools = dice.choice(_LAYOUTS)
     num_pages = dice.choice([7, 10, 14, 20, 32])
@@ -237,7 +238,7 @@ def _draw(seed: int) -> Case:
     }
     # Dice of its own: what else a seed decides stays as it was.
     more = Random(f"states {seed}")
-    if more.random() < 0.25:
+    if may_have_states and more.random() < 0.25:
         pools, sizes[_STATE.name] = (*pools, _STATE), more.choice([2, 3, 5, 12])
     return Case(
         seed=seed,
