@@ -56,6 +56,7 @@ class Landing(Generic[S]):
     def settle(self) -> None:
         """Take note that nothing of it will change any more."""
         self.is_agreed = self.is_settled = True
+        self.error = None
         self.agreed.set()
         self.settled.set()
 

@@ -336,7 +336,7 @@ class BaseRequest(ABC, Generic[S]):
 
     def _told_late(self, error: RankError) -> None:
         """Take note that nobody steps: whoever waits for the hit need not wait on."""
-        if self._landing is not None:
+        if self._landing is not None and not self._landing.is_settled:
             self._landing.give_up(error)
 
     def _told_restored(self, num_device_tokens: int, loads: list[Progress]) -> None:

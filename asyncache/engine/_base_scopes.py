@@ -146,15 +146,15 @@ class BaseScopes(ABC, Generic[R]):
         return request
 
     def left(self) -> Mapping[int, bool]:
-        """Return whose scopes have ended on this rank since the last time.
+        """Return whose scopes have ended on this rank, of requests that are open.
 
         With ``aborts="call"``, where the loop sends this to all ranks, and all
-        :meth:`dismiss` them in one order.
+        :meth:`dismiss` them in one order. They stay until they are dismissed.
 
         Returns:
             For each request's id whether it was aborted.
         """
-        return self._ranked().lobby.take_left()
+        return self._ranked().lobby.left()
 
     def dismiss(self, left: Mapping[int, bool]) -> None:
         """End requests on every rank: what :meth:`left` returned, on whatever rank.

@@ -6,7 +6,7 @@ import asyncio
 
 import anyio
 
-from asyncache.core import Namespace
+from asyncache.core import AbortedError, Namespace
 from asyncache.engine._life import CacheLife
 from asyncache.engine._limits import check_deadline
 from asyncache.engine._prompt import Prompt
@@ -87,13 +87,16 @@ class KVCache(CacheLife):
     async def drain(self, *, deadline_s: float | None = None) -> int:
         """Wait until, for a moment, no load and no offload is open or due.
 
-        With a group it steps, on every rank, until the first one's deadline.
+        With a group it steps, on every rank, until the first one's deadline, or until
+        one is cancelled: that ends it on all of them, after the same step. It does not
+        wait for what only a call could bring about.
 
         Args:
             deadline_s: Seconds to wait at most; ``Limits.drain_s`` if None.
 
         Returns:
-            Loads and offloads that are still open or due; 0 unless the deadline came.
+            Loads and offloads that are still open or due; 0 unless the deadline came,
+            or they wait for a call.
 
         Raises:
             ClosedError: If the cache is closed, or closes meanwhile.
@@ -121,7 +124,8 @@ class KVCache(CacheLife):
         """Bring what is stored of a prompt to the device, for whoever asks next.
 
         Needs room for the whole prompt while it runs, and holds nothing afterwards.
-        Cancel it, and it stops like any request. With a group it steps, on every rank.
+        Cancel it, and it stops like any request. With a group it steps, on every rank,
+        and one that is cancelled stops it on all of them, after the same step.
 
         Args:
             tokens: The prompt, as for :meth:`request`.
@@ -130,7 +134,14 @@ class KVCache(CacheLife):
 
         Returns:
             Leading tokens that are resident now.
+
+        Raises:
+            AbortedError: If another rank was cancelled.
+            OutOfPagesError, TooManyRequestsError: As for ``with cache.request(...)``.
+            ClosedError: If the cache closes meanwhile.
+            RankError: As for :meth:`step`.
         """
+        check_deadline("deadline_s", deadline_s, self._limits.restore_s)
         if not self._is_alone:
             [request] = self.admit([self.prompt(tokens, namespace=namespace)])
             return await _prefetch(self._ranked(), request, deadline_s)
@@ -149,12 +160,15 @@ class KVCache(CacheLife):
 
 async def _drain(runtime: RankedRuntime[Request], after_s: float) -> int:
     """Step until nothing moves, or the first rank has no time left."""
-    await runtime.barrier.flush()
-    loop = asyncio.get_running_loop()
+    barrier, loop = runtime.barrier, asyncio.get_running_loop()
     until, goes_on = loop.time() + after_s, True
-    while goes_on and runtime.num_moving:
-        in_time = loop.time() < until
-        goes_on = await runtime.barrier.step(patience_s=_PACE_S, goes_on=in_time)
+    cancelled = await barrier.flush()
+    while goes_on and runtime.num_moving and not barrier.is_at_rest:
+        in_time = cancelled is None and loop.time() < until
+        cut = await barrier.step_through(patience_s=_PACE_S, goes_on=in_time)
+        goes_on, cancelled = barrier.goes_on, cancelled or cut
+    if cancelled is not None:
+        raise cancelled
     return runtime.num_moving
 
 
@@ -163,10 +177,20 @@ async def _prefetch(
 ) -> int:
     """Step until a request has all that it can get."""
     with request:
+        seq, cancelled = request.id, None
         hit = request.restore_nowait(deadline_s=deadline_s)
         while runtime.is_restoring(request):
-            await runtime.barrier.step(patience_s=_PACE_S)
-        num_tokens = hit.num_tokens
+            runtime.launch_for(request)
+            cut = await runtime.barrier.step_through(patience_s=_PACE_S, goes_on=True)
+            if cut is not None:
+                cancelled = cut
+                runtime.driver.sink(seq, 0)
+        num_tokens, is_whole = hit.num_tokens, request.is_open
         # On every rank at once, for all of them have come this far.
-        runtime.dismiss({request.id: False})
+        runtime.dismiss({seq: False})
+        runtime.reports.forget(request)
+        if cancelled is not None:
+            raise cancelled
+        if not is_whole:
+            raise AbortedError("another rank was cancelled in a prefetch")
         return num_tokens

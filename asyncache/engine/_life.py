@@ -50,12 +50,26 @@ class CacheLife(BaseCache[Request]):
         try:
             runtime = await self._new_runtime()
             if self._linker is not None and runtime.transfers is not None:
-                await self._move_in_agreed(runtime, self._linker, runtime.transfers)
+                await self._open_store(runtime, self._linker, runtime.transfers)
+            self._check_not_closed()
         except BaseException:
             self._is_closed = True
-            await self._leave()
+            await self._leave(self._limits.close_s)
             raise
         self._runtime = runtime
+
+    def _check_not_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the cache was closed while it was opened")
+
+    async def _open_store(
+        self, runtime: Runtime[Request], linker: Linker, transfers: Transfers
+    ) -> None:
+        cancelled = await self._move_in_agreed(runtime, linker, transfers)
+        if cancelled is not None:
+            # The other ranks have opened theirs, and hear of it when they step.
+            await self._move_out_again(transfers)
+            raise cancelled
 
     async def _new_runtime(self) -> Runtime[Request]:
         if self._is_alone:
@@ -118,11 +132,15 @@ class CacheLife(BaseCache[Request]):
                 error = cancelled or no_store
             _raise_if(error)
         except BaseException:
-            if self._home is not None:
-                transfers.stop_all()
-                await self._outlast(self._home)
+            await self._move_out_again(transfers)
             raise
         return cancelled
+
+    async def _move_out_again(self, transfers: Transfers) -> None:
+        """Stop what :meth:`_move_in` has started, if it did."""
+        if self._home is not None:
+            transfers.stop_all()
+            await self._outlast(self._home)
 
     async def _move_in(self, linker: Linker, transfers: Transfers) -> None:
         """Start the task in which the linker and all transfers live."""
@@ -133,6 +151,8 @@ class CacheLife(BaseCache[Request]):
             live(linker, transfers, opened.set), name="asyncache"
         )
         self._home = home
+        # One that is cancelled before its first step never says so itself.
+        home.add_done_callback(lambda _: opened.set())
         try:
             await opened.wait()
         except BaseException:
@@ -166,22 +186,27 @@ class CacheLife(BaseCache[Request]):
                 runtime.close()
             elif home is not None:
                 home.cancel()
+        until = asyncio.get_running_loop().time() + self._limits.close_s
         try:
             if home is not None:
                 await self._move_out(home)
         finally:
-            await self._leave()
+            await self._leave(until - asyncio.get_running_loop().time())
 
-    async def _leave(self) -> None:
+    async def _leave(self, timeout_s: float) -> None:
         """Leave the group, so that the other ranks hear of it; cancelled or not."""
         is_ours = self._is_opened or not self._is_group_used()
         if is_ours and not self._is_alone:
-            leaving = asyncio.create_task(  # noqa: TID251 - its owner is this call
-                self._group.aclose(), name="asyncache leave"
-            )
-            cancelled = await wait_out(leaving, self._limits.close_s)
+            cancelled = await wait_out(self._leaving(), timeout_s)
             if cancelled is not None:
                 raise cancelled
+
+    def _leaving(self) -> asyncio.Task[None]:
+        if isinstance(self._runtime, RankedRuntime):
+            return self._runtime.barrier.close()
+        return asyncio.create_task(  # noqa: TID251 - its owner is who waits for it
+            self._group.aclose(), name="asyncache leave"
+        )
 
     async def _move_out(self, home: asyncio.Task[None]) -> None:
         cancelled = await self._outlast(home)

@@ -82,7 +82,10 @@ class Lobby(Generic[R]):
         """Have the loop find that an open request's scope has ended."""
         self._left[seq] = aborted
 
-    def take_left(self) -> Mapping[int, bool]:
-        """Return what was noted since the last time: by request, whether it aborted."""
-        left, self._left = self._left, {}
-        return left
+    def left(self) -> Mapping[int, bool]:
+        """Return whose scopes have ended: by request, whether it was aborted."""
+        return dict(self._left)
+
+    def forget_left(self, seq: int) -> None:
+        """Take note that a request was dismissed, or has ended otherwise."""
+        self._left.pop(seq, None)

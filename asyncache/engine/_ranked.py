@@ -138,9 +138,14 @@ class RankedRuntime(Runtime[Q]):
         _check_left(left)
         calls = self.replica.calls
         for seq, aborted in left.items():
+            self.lobby.forget_left(seq)
             state = self.replica.look.request(seq)
             if state is not None:
                 self.call(calls.abort if aborted else calls.close, state)
+
+    def _ended(self, state: State, request: Q | None, *, aborted: bool) -> None:
+        super()._ended(state, request, aborted=aborted)
+        self.lobby.forget_left(state.seq)
 
     def _open_requests(self) -> list[Q]:
         """Return all whose scopes have not ended, and maybe some more."""
@@ -150,6 +155,7 @@ class RankedRuntime(Runtime[Q]):
         """Abort every open request; the other ranks are not asked any more."""
         requests = self._open_requests()
         super().close()
+        self.barrier.close()
         for request in requests:
             request._told_ended(ended(aborted=True))  # noqa: SLF001 - scope and runtime are one
 
@@ -163,6 +169,12 @@ class RankedRuntime(Runtime[Q]):
         if state is None or not self.replica.look.is_open(state.seq):
             return False
         return state.lookup is not None or state.wait is not None
+
+    def launch_for(self, request: Q) -> None:
+        """Start what a request waits for, if it waits for the loop to do so."""
+        state = request._state  # noqa: SLF001 - scope and runtime are one
+        if state is not None and not all(load.is_launched for load in state.needs):
+            self.call(self.replica.calls.launch)
 
     # Loops that step, or should.
 

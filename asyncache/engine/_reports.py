@@ -66,6 +66,11 @@ class Reports(Generic[R]):
             requests.pop(request, None)
         self.note("aborted" if aborted else "closed", request)
 
+    def forget(self, request: R) -> None:
+        """Take a request off all lists: it is no loop's."""
+        for requests in self._lists.values():
+            requests.pop(request, None)
+
     def count(self, fact: Fact) -> None:
         """Count what became of pages."""
         if fact.kind is FactKind.STORED:

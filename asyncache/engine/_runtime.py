@@ -166,6 +166,7 @@ class Runtime(Generic[Q]):
             return
         if after_s == 0:
             self.give_up(state)
+            self._gave_up(state)
         else:
             self._deadlines[state.seq] = self.queues.call_later(
                 after_s, self._deadline, state
