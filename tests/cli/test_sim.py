@@ -18,6 +18,7 @@ from asyncache.cli._sim_seeds import Player, WorkerError, play_all
 from asyncache.cli._sim_table import compact, table
 from asyncache.core import STAGES, Stage
 from asyncache.testing.simulation import (
+    RANK,
     Mishap,
     Setting,
     can_befall,
@@ -41,6 +42,8 @@ BAD_ARGUMENTS = {
     "--seed 1 --only 1,,2": "argument --only: '' is not an int from 0 on",
     "--seed 1 --only 999": "--only 999: seed 1 has the actors 0 to ",
     "--seed 1 --without rain": "--without 'rain': is none of ",
+    "--ranks 0": "argument --ranks: '0' is not an int from 1 on",
+    "--ranks 9": "argument --ranks: 9 ranks are more than 8",
     "--seed 1 --plain corrupt": "--plain 'corrupt': is none of order, launch, ",
 }
 
@@ -242,6 +245,47 @@ def test_counts_are_short():
     assert [*map(compact, [0, 999, 1000, 3999, 2_500_000])] == [
         *("0", "999", "1k", "3k", "2M")
     ]
+
+
+# Several ranks.
+
+
+def test_seeds_of_several_ranks_are_told_of_in_a_table_of_their_own(sim):
+    code, lines = sim("--seeds", 5, "--ranks", 2, "--jobs", 1)
+    assert code == 0
+    heading = next(line.split() for line in lines if line.split()[:1] == ["cut"])
+    assert heading == [mishap.name.lower() for mishap in RANK]
+    assert "seen, and cannot be" not in "\n".join(lines)
+    possible = sum(can_befall(s, m, 2) for s in STAGES for m in Mishap)
+    assert any(line.endswith(f" of {possible}") for line in lines)
+
+
+def test_one_rank_knows_no_mishaps_of_ranks(sim):
+    _, lines = sim("--seeds", 2, "--jobs", 1)
+    assert not any(line.split()[:1] == ["cut"] for line in lines)
+    assert not any(can_befall(stage, Mishap.CUT) for stage in STAGES)
+
+
+def test_a_planted_bug_is_found_with_ranks_and_played_again(planted, sim):
+    code, lines = sim("--ranks", 2, "--seeds", 50, "--jobs", 1, "--stop")
+    assert code == 1
+    what = lines[1]
+    [printed] = [line for line in lines if line.startswith("  python -m asyncache sim")]
+    assert " --ranks 2" in printed
+    assert any(line.startswith("    2 ranks: ") for line in lines)
+    code, [again] = sim(*shlex.split(printed)[4:])
+    assert code == 1
+    assert again.partition(": ")[2] == what.partition(" actors: ")[2]
+
+
+def test_a_trace_names_the_rank_of_each_line(sim):
+    code, lines = sim("--seed", 2, "--ranks", 3, "--trace")
+    assert code == 0
+    assert any(line.startswith("3 ranks: ") for line in lines)
+    assert any(" on rank " in line for line in lines if line.startswith("epoch "))
+    told = [line for line in lines if " #" in line]
+    assert all(line.split()[2] == "rank" for line in told)
+    assert {line.split()[3] for line in told} == {"0", "1", "2"}
 
 
 # Who watches.

@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", help="parts of names; all if none is given")
     parser.add_argument("--list", action="store_true", help="show the defects")
-    parser.add_argument("--killers", choices=[*KILLERS, "both"], default="both")
+    parser.add_argument("--killers", choices=[*KILLERS, "all"], default="all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()
 
@@ -89,10 +89,10 @@ def chosen(parts: Sequence[str]) -> list[Defect]:
 
 
 def available(wanted: str, tree: Path) -> list[str]:
-    names = list(KILLERS) if wanted == "both" else [wanted]
-    if "sim" in names and not has_simulator(tree):
+    names = list(KILLERS) if wanted == "all" else [wanted]
+    if names != ["suite"] and not has_simulator(tree):
         print("there is no `python -m asyncache sim` yet: the simulator is skipped")
-        names.remove("sim")
+        names = [name for name in names if name == "suite"]
     return names
 
 

@@ -1063,6 +1063,184 @@ DEFECTS = [
         "if not 0 <= value < math.inf:",
         "if value < 0 or value == math.inf:",
     ),
+    # Several ranks.
+    Defect(
+        "a boundary is the least of what each can restore at most, not what all can",
+        "L8",
+        "core/_votes.py",
+        """\
+        if verdict[share.offset + index]:
+            return boundary
+    return 0
+""",
+        """\
+        if boundary <= claim:
+            return boundary
+    return 0
+""",
+    ),
+    Defect(
+        "ranks reduce though there is nothing to agree on",
+        "L5",
+        "engine/_barrier.py",
+        "if self._driver.replica.look.needs_verdict:",
+        "if self._driver.replica is not None:",
+    ),
+    Defect(
+        "a rank that has nothing to say takes no part in the reduce",
+        "L5",
+        "engine/_barrier.py",
+        "if self._driver.replica.look.needs_verdict:",
+        "if self._driver.replica.look.needs_verdict and self._driver.has_news:",
+    ),
+    Defect(
+        "ranks agree on how many have ended, not on which",
+        "L3",
+        "core/_votes.py",
+        """\
+        for seq in self._quiet:
+            if seq in ballot.table:
+                vector[HEADER_INTS + 2 * ballot.table[seq].place + 1] = 1
+""",
+        """\
+        num_quiet = len(self._quiet & ballot.table.keys())
+        for transaction in list(ballot.table.values())[:num_quiet]:
+            vector[HEADER_INTS + 2 * transaction.place + 1] = 1
+""",
+    ),
+    Defect(
+        "a verdict counts for whoever holds the places by now",
+        "L3",
+        "core/_verdicts.py",
+        "for transaction in ballot.table.values():",
+        "for transaction in [t for t in state.agenda.open.values() if t.place >= 0]:",
+    ),
+    Defect(
+        "a call is made though a step is owed",
+        "L5",
+        "engine/_barrier.py",
+        """\
+        if self._is_owed:
+            raise OrderError("a step() was cut short: await it again, then call")
+""",
+        "",
+    ),
+    Defect(
+        "a pipelined step takes the verdict before only if it has come",
+        "L5",
+        "engine/_barrier.py",
+        """\
+        if self._is_pipelined:
+            await self._collect()
+""",
+        """\
+        if self._is_pipelined and (self._round is None or self._round.task.done()):
+            await self._collect()
+""",
+    ),
+    Defect(
+        "the digest is left out",
+        "L5",
+        "core/_verdicts.py",
+        "if least != -negated:",
+        "if least is None:",
+    ),
+    Defect(
+        "the digest leaves out which tokens were appended",
+        "L5",
+        "core/_calls.py",
+        'self._called(b"append", request, len(tokens), zlib.crc32(tokens))',
+        'self._called(b"append", request, len(tokens))',
+    ),
+    Defect(
+        "a rank vouches for a forward that it has only begun",
+        "L2",
+        "engine/_driver.py",
+        """\
+        self._last_bracket = number
+        return number
+""",
+        """\
+        self._last_bracket = number
+        if not self._is_alone:
+            self._votes.finished = number
+        return number
+""",
+    ),
+    Defect(
+        "a handler that leaves ends its request on its own rank at once",
+        "L5",
+        "engine/_base_request.py",
+        "            if self._runtime.is_alone:\n",
+        "            if self._runtime is not None:\n",
+    ),
+    Defect(
+        "a handler that leaves settles its hit on its own rank at once",
+        "L5",
+        "engine/_runtime.py",
+        "if request is not None and self.is_alone:",
+        "if request is not None:",
+    ),
+    Defect(
+        "a clock of one rank settles a hit",
+        "L5",
+        "engine/_base_request.py",
+        "            self._landing.give_up(error)\n",
+        "            self._landing.error = error\n            self._landing.settle()\n",
+    ),
+    Defect(
+        "a rank without a scope never agrees to a request's end",
+        "L4",
+        "engine/_ranked.py",
+        "                self.driver.quiet(request.id)\n",
+        "                pass\n",
+    ),
+    Defect(
+        "a silent rank is waited for twice as long",
+        "L4",
+        "engine/_barrier.py",
+        "async with asyncio.timeout(timeout_s):",
+        "async with asyncio.timeout(2 * timeout_s):",
+    ),
+    Defect(
+        "ranks that mean different caches open them",
+        "L5",
+        "engine/_handshake.py",
+        "    if differ:\n",
+        "    if differ and not num_pages:\n",
+    ),
+    Defect(
+        "a store is attached where another rank has none",
+        "L5",
+        "engine/_life.py",
+        "runtime.barrier.agree(is_fine=error is None)",
+        "runtime.barrier.agree(is_fine=True)",
+    ),
+    Defect(
+        "a detach that is called again is a second call",
+        "L5",
+        "engine/_life.py",
+        "if runtime.replica.look.has_store:",
+        "if runtime.replica is not None:",
+    ),
+    Defect(
+        "a prefetch leaves its request behind where calls end requests",
+        "L10",
+        "engine/_cache.py",
+        "        runtime.dismiss({request.id: False})\n",
+        "",
+    ),
+    Defect(
+        "what was refused on every rank waits to be admitted again",
+        "L10",
+        "engine/_base_request.py",
+        """\
+            if self._end is not None:
+                # The loop""",
+        """\
+            if self._end is not None and self._is_left:
+                # The loop""",
+    ),
     # Linkers and threads.
     Defect(
         "layers are called landed though a page was bad",

@@ -16,6 +16,8 @@ from typing import NamedTuple
 SIMULATOR = ("-m", "asyncache", "sim", "--seeds", "300", "--stop", "--no-shrink")
 SIMULATOR += ("--jobs", "1")
 BAD_SEED = re.compile(r"(seed \d+:.*)")
+RANKS = ("--ranks", "3", "--seeds", "120")
+ROOMS_OF_RANKS = ("core", "engine")
 SIMULATOR_S = 600
 
 # Verbose, so that a test that hangs has been named; pytest ends it after a minute.
@@ -117,6 +119,17 @@ def simulate(tree: Path, room: str) -> str | None:
     return proof(done, "the simulator")
 
 
+def simulate_ranks(tree: Path, room: str) -> str | None:
+    """Do the same with several ranks, if it can make a difference there."""
+    if room not in ROOMS_OF_RANKS:
+        return None
+    done = run((*SIMULATOR, *RANKS), tree, SIMULATOR_S, BAD_SEED)
+    if done.found is None and done.code is None:
+        return f"simulator of ranks: nothing for {SIMULATOR_S} s"
+    found = proof(done, "the simulator of ranks")
+    return None if found is None else f"ranks: {found}"
+
+
 def test(tree: Path, room: str) -> str | None:
     """Return the test that kills a defect; None if all pass."""
     rooms = sorted(ROOMS, key=lambda name: name != room)
@@ -130,4 +143,4 @@ def test(tree: Path, room: str) -> str | None:
     return proof(done, "pytest")
 
 
-KILLERS = {"sim": simulate, "suite": test}
+KILLERS = {"sim": simulate, "ranks": simulate_ranks, "suite": test}

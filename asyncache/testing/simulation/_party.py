@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Callable
 
 import anyio
 
@@ -87,9 +88,18 @@ class WatchedGroup(Group):
         inner: What joins them.
         party: Where it is compared.
         barrier_s: Seconds that a rank may wait for the others.
+        violate: Told what is against the law: what a group raises is for an engine to
+            handle.
     """
 
-    def __init__(self, inner: Group, party: Party, barrier_s: float) -> None:
+    def __init__(
+        self,
+        inner: Group,
+        party: Party,
+        barrier_s: float,
+        violate: Callable[[str], object],
+    ) -> None:
+        self._violate = violate
         self.rank = inner.rank
         self.num_ranks = inner.num_ranks
         self.num_calls = 0
@@ -100,19 +110,25 @@ class WatchedGroup(Group):
 
     async def all_min(self, vector: array[int]) -> None:
         number, self.num_calls = self.num_calls, self.num_calls + 1
-        self._party.check_same("the length of vector", number, self.rank, len(vector))
+        self._compare("the length of vector", number, len(vector))
         began, was_uneven = anyio.current_time(), self._party.is_uneven
         try:
             await self._inner.all_min(vector)
         finally:
             took_s = anyio.current_time() - began
             if took_s > self._barrier_s + EPSILON_S:
-                raise LawError(f"rank {self.rank} waited {took_s} s for the others")
-        self._party.check_same("minimum", number, self.rank, bytes(vector))
+                self._violate(f"rank {self.rank} waited {took_s} s for the others")
+        self._compare("minimum", number, list(vector))
         if was_uneven:
             self._num_after += 1
             if self._num_after > _MOST_AFTER:
-                raise LawError(f"rank {self.rank} goes on with ranks that differ")
+                self._violate(f"rank {self.rank} goes on with ranks that differ")
+
+    def _compare(self, what: str, number: int, value: object) -> None:
+        try:
+            self._party.check_same(what, number, self.rank, value)
+        except LawError as error:
+            self._violate(str(error))
 
     async def aclose(self) -> None:
         await self._inner.aclose()

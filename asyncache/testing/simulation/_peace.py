@@ -14,7 +14,7 @@ from asyncache.testing.simulation._post import Batch
 from asyncache.testing.simulation._rank import Rank
 from asyncache.testing.simulation._rank_loop import rest
 
-_MOST_TURNS = 10_000
+_MOST_TURNS = 300
 
 
 class Peace:
@@ -58,6 +58,8 @@ class Peace:
             if not rank.places:
                 break
             await rank.turn(self._batch())
+        else:
+            raise LawError(f"in peace, {request} never ends")
         return place.script.result
 
     def _batch(self) -> Batch:

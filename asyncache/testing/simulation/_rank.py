@@ -18,6 +18,7 @@ from asyncache.core import (
     OrderError,
     OutOfPagesError,
     RankError,
+    TooManyRequestsError,
 )
 from asyncache.engine import Prompt, Request, StepReport
 from asyncache.testing._nth import Canceller, CancelStyle
@@ -315,7 +316,10 @@ class Rank:
             if self._dice.random() < 0.5:
                 self.cache.reset()
             else:
-                self.cache.admit([self.cache.prompt([1, 2, 3])])
+                [request] = self.cache.admit([self.cache.prompt([1, 2, 3])])
+                refused = suppress(OutOfPagesError, TooManyRequestsError)
+                with refused, request:
+                    pass
 
 
 async def _after(previous: asyncio.Task[None] | None, forward: object) -> None:

@@ -14,7 +14,11 @@ from asyncache.testing.simulation._ending import PATIENCE_S, check_no_tasks
 from asyncache.testing.simulation._errors import LawError
 from asyncache.testing.simulation._group import SimulatedNetwork
 from asyncache.testing.simulation._mishaps import Mishap
-from asyncache.testing.simulation._party import Party, WatchedGroup
+from asyncache.testing.simulation._party import (
+    Party,
+    WatchedGroup,
+    failed_for_a_reason,
+)
 from asyncache.testing.simulation._peace import Peace
 from asyncache.testing.simulation._play import Play
 from asyncache.testing.simulation._post import Letters, Post
@@ -73,7 +77,7 @@ class TeamEpoch:
 
     def _rank(self, world: World) -> Rank:
         inner, barrier_s = self._network.group(world.rank), self._case.limits.barrier_s
-        group = WatchedGroup(inner, self._party, barrier_s)
+        group = WatchedGroup(inner, self._party, barrier_s, world.violate)
         is_odd = self._is_odd and world is self._worlds[-1]
         case = self._case.odd() if is_odd else self._case
         return Rank(world, case, self._team, self._party, group)
@@ -112,8 +116,7 @@ class TeamEpoch:
             for rank, peace in zip(self._ranks, peaces, strict=True)
         ]
         await self._wait(tasks, tasks, 4 * PATIENCE_S)
-        for task in tasks:
-            task.result()
+        _check_ended(tasks)
         check_no_tasks()
 
     @staticmethod
@@ -160,10 +163,7 @@ class TeamEpoch:
         await self._wait(loops, loops, 4 * PATIENCE_S)
         everyone = [*acts, *self._handling(), *loops]
         await self._wait(everyone, loops, PATIENCE_S)
-        if pending := [task.get_name() for task in everyone if not task.done()]:
-            raise LawError(f"{pending} never end")
-        for task in everyone:
-            task.result()
+        _check_ended(everyone)
 
     async def _wait_for_orders(self, loops: list[asyncio.Task[None]]) -> None:
         """Wait until every loop has carried out all that was ordered by now."""
@@ -226,7 +226,18 @@ class TeamEpoch:
             case Role.LEAVE:
                 loop.leaves = True
             case _:
-                await Play(rank.scene, rank.world, self._case, actor, {}).act_now()
+                try:
+                    await Play(rank.scene, rank.world, self._case, actor, {}).act_now()
+                except RankError as error:
+                    failed_for_a_reason(self._party, error)
+
+
+def _check_ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Raise what any of them raised, or if one has not ended."""
+    if pending := [task.get_name() for task in tasks if not task.done()]:
+        raise LawError(f"{pending} never end")
+    for task in tasks:
+        task.result()
 
 
 def _some(dice: Random, scale_s: float) -> float:

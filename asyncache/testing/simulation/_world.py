@@ -210,19 +210,20 @@ class World:
         spaces = [s for pool, s in pools if pool.coverage is Coverage.ALL_PAGES]
         keys = {PageKey(page, space) for page in hashes for space in spaces}
         if len(hashes) != num_pages or not keys <= self._shelf.ever:
-            self._violate(f"{num_pages} pages are told to be stored, and are not")
+            self.violate(f"{num_pages} pages are told to be stored, and are not")
 
-    def _violate(self, what: str) -> None:
+    def violate(self, what: str) -> None:
+        """Let the next check raise that something is against the law."""
         # Raised by the next check: where it is found, somebody might swallow it.
         self._violation = self._violation or LawError(what)
 
     def _put(self, key: PageKey, page: bytes) -> None:
         if isinstance(self._case.writes, ReadOnly) and self.replica is not None:
-            self._violate(f"stored by a cache that only reads: {key}")
+            self.violate(f"stored by a cache that only reads: {key}")
         wanted = self.contents.under(key)
         if page != wanted:
             what = "a key that nobody asked for" if wanted is None else "other bytes"
-            self._violate(f"stored: {what}, under {key}")
+            self.violate(f"stored: {what}, under {key}")
 
     def check(self) -> None:
         """Raise what is against the law; to be called after each step."""
