@@ -1112,8 +1112,13 @@ DEFECTS = [
         "a verdict counts for whoever holds the places by now",
         "L3",
         "core/_verdicts.py",
-        "for transaction in ballot.table.values():",
-        "for transaction in [t for t in state.agenda.open.values() if t.place >= 0]:",
+        """\
+        for _, transaction in sorted(ballot.table.items()):
+""",
+        """\
+        held = {t.seq: t for t in state.agenda.open.values() if t.place >= 0}
+        for _, transaction in sorted(held.items()):
+""",
     ),
     Defect(
         "a call is made though a step is owed",
