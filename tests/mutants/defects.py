@@ -1232,7 +1232,7 @@ DEFECTS = [
         "a prefetch leaves its request behind where calls end requests",
         "L10",
         "engine/_cache.py",
-        "        runtime.dismiss({request.id: False})\n",
+        "        runtime.dismiss({seq: False})\n",
         "",
     ),
     Defect(
