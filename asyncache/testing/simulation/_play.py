@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from random import Random
 
 import anyio
@@ -58,6 +59,7 @@ class Play:
         self._world = world
         self._case = case
         self._actor = actor
+        self._rank = world.rank
         self._dice = Random(f"actor {case.seed} {actor.number}")
 
     async def act(self) -> None:
@@ -148,7 +150,12 @@ class Play:
             if request is not None:
                 self._scene.note(mishap, request)
 
-        await hanging_up(live, self._case, self._dice, note)
+        dice = self._dice
+        if self._case.team:
+            # One rank's loop is cancelled, and the others are not.
+            dice = Random(f"cut {self._case.seed} {self._actor.number} {self._rank}")
+            live = partial(_outlasting, live)
+        await hanging_up(live, self._case, dice, note)
 
     async def _prefetch(self) -> None:
         tokens, namespace = draw_prompt(self._dice), self._dice.choice(NAMESPACES)
@@ -167,10 +174,7 @@ class Play:
             if is_late or not 0 <= found < len(tokens):
                 raise LawError(f"{found} of {tokens} prefetched in {took_s} s")
 
-        if self._case.team:
-            await live()  # the other ranks do not hang up
-        else:
-            await self._hanging_up(live, None)
+        await self._hanging_up(live, None)
 
     async def _reset(self) -> None:
         self._world.note(Mishap.RESET)
@@ -226,6 +230,12 @@ class Play:
             self._world.log("attached")
 
     async def _drain(self) -> None:
+        if self._case.team:
+            await self._hanging_up(self._drain_now, None)
+        else:
+            await self._drain_now()
+
+    async def _drain_now(self) -> None:
         began, after_s = anyio.current_time(), self._dice.choice([0.0, 0.01, 0.5])
         left = await self._cache.drain(deadline_s=after_s)
         took_s = anyio.current_time() - began
@@ -270,6 +280,14 @@ class Play:
         )
         if self._case.team is None:
             await self._cache.step()
+
+
+async def _outlasting(live: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await live()
+    finally:
+        # What is cancelled as it ends may hear of it a moment later.
+        await asyncio.sleep(0)
 
 
 def _tasks() -> list[asyncio.Task[object]]:

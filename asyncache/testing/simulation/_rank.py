@@ -308,7 +308,8 @@ class Rank:
 
     def _go_ahead(self) -> None:
         """Make a call that no other rank makes, if it is to."""
-        if self.is_ahead:
+        # One of them: two that make the same call are on a level again.
+        if self.is_ahead and not self._party.is_uneven:
             self.is_ahead = False
             self._party.note_fault("a rank is ahead")
             self._party.is_uneven = True
