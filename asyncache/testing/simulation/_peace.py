@@ -41,6 +41,7 @@ class Peace:
                 self._expect(found, tokens, "served")
         await rest(rank, self._party)
         await self._ask(tokens, "a")
+        await rest(rank, self._party)
         await close(rank.scene, rank.world, self._case)
         rank.world.end()
 

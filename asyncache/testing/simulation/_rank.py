@@ -86,6 +86,7 @@ class Rank:
     async def open(self) -> None:
         """Open the cache."""
         await self.scene.open()
+        self.group.is_open = True
         self.model = self.scene.new_model()
 
     @property

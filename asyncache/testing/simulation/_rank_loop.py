@@ -90,6 +90,8 @@ class RankLoop:
             if batch.is_rest:
                 await rest(self.rank, self._party)
             if batch.is_end:
+                # Others may be in their last step as yet.
+                self._party.note_fault("ranks close")
                 return
         self._party.note_fault("a rank has left")
         self.rank.world.note(Mishap.LEAVE)
