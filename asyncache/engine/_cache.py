@@ -65,8 +65,8 @@ class KVCache(CacheLife):
         no call is made before it was repeated.
 
         Args:
-            timeout_s: Seconds to wait at most where this rank has nothing new to say;
-                a group goes by its slowest rank.
+            timeout_s: Seconds to wait at most where this rank has nothing new to say,
+                half of ``Limits.barrier_s`` at most; a group goes by its slowest rank.
 
         Raises:
             ClosedError: If the cache is closed.
