@@ -17,6 +17,7 @@ from asyncache.core._votes import HEADER_INTS
 from asyncache.engine import KVCache, _barrier, _life
 from asyncache.engine._barrier import Barrier
 from asyncache.engine._driver import Driver
+from asyncache.engine._handshake import Agreed
 from asyncache.engine._runtime import Runtime
 from asyncache.testing.simulation import (
     Actor,
@@ -209,7 +210,7 @@ def test_ranks_that_do_not_compare_what_they_were_told_are_seen(monkeypatch):
 
 def test_ranks_that_open_unlike_each_other_are_seen(monkeypatch):
     async def nod(group, settings, num_pages, *, timeout_s):
-        return num_pages
+        return Agreed(num_pages, name=0)
 
     monkeypatch.setattr(_life, "shake_hands", nod)
     found = first_failure(cases(odd=Odd.LIMITS))
