@@ -245,6 +245,8 @@ class Barrier:
         if self._round is not None:
             cancelled = await self._outlast(self._round.task)
             self._take_verdict()
+            # It may have shown that the ranks differ: then they are through.
+            self._check()
         vector = array("i", [is_fine])
         cancelled = await self._outlast(self._reduce(vector)) or cancelled
         self._check()

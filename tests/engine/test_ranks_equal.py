@@ -6,6 +6,7 @@ import pytest
 
 from asyncache.core import OrderError, RankError, TooManyRequestsError
 from asyncache.engine import Limits
+from asyncache.ranks import LocalGroup
 from asyncache.stores import MemoryStore
 from asyncache.testing import Gate, GateStore
 from tests.engine.scene import prompt
@@ -117,3 +118,30 @@ async def test_what_is_said_of_no_request_is_not_kept(mode):
             assert said == ({seq} if mode["aborts"] == "vote" else set())
         await ranks.dismiss()
         await ranks.until(lambda: not ranks.ranks[0].requests, "it ends")
+
+
+class Counted(LocalGroup):
+    """Counts its calls."""
+
+    num_calls = 0
+
+    async def all_min(self, vector):
+        self.num_calls += 1
+        await super().all_min(vector)
+
+
+async def test_ranks_that_differ_reduce_nothing_more_not_even_to_attach_a_store():
+    joined: list[Counted] = []
+
+    def join(num_ranks):
+        joined[:] = Counted.of(num_ranks)
+        return joined
+
+    async with team(2, groups=join, barrier="pipelined", check=False) as ranks:
+        await ranks.open(A)
+        await ranks.ranks[1].do(lambda rank: rank.cache.reset())
+        await ranks.everywhere(lambda rank: rank.cache.step())
+        num_calls = [group.num_calls for group in joined]
+        errors = await ranks.errors(lambda r: r.cache.attach(MemoryStore(2**24)))
+        assert ["ranks differ" in str(error) for error in errors] == [True, True]
+        assert [group.num_calls for group in joined] == num_calls
