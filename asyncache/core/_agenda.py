@@ -264,6 +264,8 @@ class Bracket:
     """(node, start, pools) of what its requests published: it may still write that."""
     copies: list[SlotCopy] = field(default_factory=list)
     """What brings its requests' slots to where their hits end, as it begins."""
+    is_awaited: bool = False
+    """Whether it pins what nobody else may need any more."""
 
 
 class Agenda:

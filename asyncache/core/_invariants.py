@@ -273,7 +273,7 @@ def dump(state: State) -> tuple[object, ...]:
             (bracket.number, _serials(bracket.pins), list(bracket.held)),
             [(node.serial, at, pools) for node, at, pools in bracket.writes],
             [request.seq for request in bracket.requests],
-            list(bracket.copies),
+            (list(bracket.copies), bracket.is_awaited),
         )
         for bracket in state.brackets.values()
     ]

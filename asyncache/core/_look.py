@@ -85,7 +85,10 @@ class Look:
         if len(state.brackets) >= _MOST_BRACKETS:
             return True
         is_awaited = bool(state.dirty or state.parked)
-        return any(is_awaited or bracket.held for bracket in state.brackets.values())
+        return any(
+            is_awaited or bracket.held or bracket.is_awaited
+            for bracket in state.brackets.values()
+        )
 
     @property
     def num_moving(self) -> int:

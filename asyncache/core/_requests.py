@@ -295,6 +295,8 @@ def _start_over(state: State, request: Request) -> None:
 
 
 def _release(state: State, request: Request) -> None:
+    for bracket in state.brackets.values():
+        bracket.is_awaited |= request in bracket.requests
     forget_restore(state, request)
     state.parked.pop(request.seq, None)
     withdraw(state, request)

@@ -70,6 +70,8 @@ def reset(state: State, revision: str | None) -> None:
     state.unsaved.clear()
     state.free_orphans(nodes)
     state.generation += 1
+    for bracket in state.brackets.values():
+        bracket.is_awaited = True
     state.layout = layout
     for request in _open(state, Request):
         if not any(map(len, [*request.tables, *request.spare])):

@@ -85,9 +85,6 @@ class BaseRequest(ABC, Generic[S]):
             # It was refused when it was admitted, before anyone entered it.
             raise copy(self._end)
         if self._state is None:
-            if self._end is not None:
-                # The loop admitted it, and it could not be opened on any rank.
-                raise copy(self._end)
             self._runtime.enter(self, self._prompt)
         self._is_entered = True
         return self
