@@ -1,4 +1,4 @@
-"""Forwards of several ranks: what they hold, and when ranks agree that they are over."""
+"""Forwards of several ranks: what they hold, and when all agree that they are over."""
 
 from __future__ import annotations
 

@@ -297,3 +297,19 @@ async def test_an_idle_group_has_no_collective(mode):
         for _ in range(10):
             await ranks.step()
         assert group._num_calls == before
+
+
+async def test_a_prompt_that_is_admitted_twice_is_its_handlers_once(mode):
+    """The second one nobody waits for: it is over as soon as all ranks know."""
+    async with team(2, **mode) as ranks, anyio.create_task_group() as group:
+        handler = Handler(group, ranks.ranks[1], A)
+        await turns(3)
+        prompts = ranks.ranks[1].cache.waiting()
+        first, second = await ranks.admit(prompts * 2)
+        assert ranks.ranks[1].requests[first] is handler.request
+        await gone(ranks, second)
+        assert handler.request.is_open
+        assert first in ranks.ranks[0].requests
+        handler.may_leave.set()
+        await turns(3)
+        await gone(ranks, first)

@@ -1240,11 +1240,11 @@ DEFECTS = [
         "L10",
         "engine/_base_request.py",
         """\
-            if self._end is not None:
-                # The loop""",
+        if self._end is not None:
+            # It was refused""",
         """\
-            if self._end is not None and self._is_left:
-                # The loop""",
+        if self._end is not None and self._is_left:
+            # It was refused""",
     ),
     # Linkers and threads.
     Defect(
