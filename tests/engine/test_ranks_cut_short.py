@@ -7,13 +7,21 @@ have a RankError in time. The others run the same calls, and are left in peace.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import anyio
 import pytest
 
-from asyncache.core import AbortedError, AsyncacheError, RankError, StoreError
+from asyncache.core import (
+    AbortedError,
+    AsyncacheError,
+    ClosedError,
+    RankError,
+    StoreError,
+)
 from asyncache.devices import CpuDevice
 from asyncache.engine import KVCache
 from asyncache.ranks import LocalGroup
@@ -327,3 +335,27 @@ async def leave_in_turn(ranks: Team, turn: int, how: Cancellation) -> bool:
             await ranks.step()
             await turns(1)
     return was_cancelled
+
+
+async def test_a_group_that_is_over_leaves_no_task(mode):
+    """Whoever found out first, and however: closed, all is gone, the reduce too."""
+    before = asyncio.all_tasks()
+    for breaks in ("call", "close", "cancel"):
+        limits = replace(LIMITS, barrier_s=0.3)
+        async with team(2, stores=having, check=False, limits=limits, **mode) as ranks:
+            await busy(ranks)
+            first = ranks.ranks[0]
+            if breaks == "call":
+                await first.do(lambda rank: rank.cache.reset())
+            elif breaks == "close":
+                await first.cache.aclose()
+            else:
+                first.cache._runtime.barrier._reduce(array("i", [1]))
+                first.cache._runtime.barrier._reducing.cancel()
+            errors: list[Exception] = []
+            while len(errors) < 2:
+                errors += await ranks.errors(lambda rank: rank.cache.step())
+            assert {type(error) for error in errors} <= {RankError, ClosedError}
+            for rank in ranks.ranks:
+                await rank.do(lambda r: r.cache.aclose())
+        assert asyncio.all_tasks() == before
