@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from asyncache.core._agenda import Load as LoadState, Request as RequestState
+from asyncache.core._agenda import (
+    Load as LoadState,
+    Request as RequestState,
+    SlotCopy,
+)
 from asyncache.core._boundaries import restorable
 from asyncache.core._effects import (
     Asked,
@@ -21,7 +25,6 @@ from asyncache.core._effects import (
     Restored,
     Settled,
     Shortened,
-    SlotCopy,
     StartLoad,
     StartOffload,
     Stop,

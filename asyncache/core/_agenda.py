@@ -29,7 +29,6 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from asyncache.core._effects import SlotCopy
 from asyncache.core._errors import TooManyRequestsError, require
 from asyncache.core._hashes import Namespace, PageHash
 from asyncache.core._node import Node
@@ -249,6 +248,14 @@ class Offload(Transaction):
         self.start = start
         self.is_void = False
         """Whether a reset or a detach came since: it ends without a trace."""
+
+
+class SlotCopy(NamedTuple):
+    """A state to copy from one slot of a pool to another, inside a forward."""
+
+    pool: int
+    source: int
+    target: int
 
 
 @dataclass(slots=True)

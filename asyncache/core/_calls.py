@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Sequence
 
 from asyncache.core import _brackets, _requests, _resets, _slots, _verdicts
-from asyncache.core._agenda import Load, Request
-from asyncache.core._effects import SlotCopy
+from asyncache.core._agenda import Load, Request, SlotCopy
 from asyncache.core._errors import ClosedError
 from asyncache.core._hashes import Namespace
 from asyncache.core._state import State

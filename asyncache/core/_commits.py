@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from asyncache.core._agenda import Offload, Request
 from asyncache.core._effects import Fact, FactKind
 from asyncache.core._ledger import PageState
-from asyncache.core._news import tell_cached
 from asyncache.core._node import Node
 from asyncache.core._offloads import offer_again, topmost_unsaved
 from asyncache.core._reservations import try_pin
@@ -168,7 +167,7 @@ def _give_all(
         if pages:
             state.ledgers[pool].move(pages, PageState.REQUEST, PageState.TREE)
             node.pages[pool] = pages
-            tell_cached(state, node, pool)
+            state.effects += state.news.cached(node, pool)
             given.append(pool)
     return given
 

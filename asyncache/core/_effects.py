@@ -35,14 +35,6 @@ class Moved(NamedTuple):
     hashes: Sequence[PageHash]
 
 
-class SlotCopy(NamedTuple):
-    """A state to copy from one slot of a pool to another, inside a forward."""
-
-    pool: int
-    source: int
-    target: int
-
-
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
     """What a lookup asks the store.

@@ -33,7 +33,6 @@ from asyncache.core._effects import (
 from asyncache.core._errors import broken
 from asyncache.core._hashes import PageHash
 from asyncache.core._ledger import PageState
-from asyncache.core._news import tell_cached
 from asyncache.core._node import Node
 from asyncache.core._reservations import demote, move_anchor, rest_on, trim_spare
 from asyncache.core._state import State
@@ -300,7 +299,7 @@ def _land(state: State, load: Load) -> None:
             assert run is not None
             node.loads[pool] = None
             state.ledgers[pool].move(run, PageState.TRANSIT, PageState.TREE)
-            tell_cached(state, node, pool)
+            state.effects += state.news.cached(node, pool)
             if pool == tree.backbone:
                 node.stored = True
                 # Locked by the load's own pin at least.

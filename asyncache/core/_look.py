@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from asyncache.core import _holdings, _invariants, _stages
-from asyncache.core._agenda import Load, Request
+from asyncache.core._agenda import Load, Request, SlotCopy
 from asyncache.core._boundaries import servable
-from asyncache.core._effects import SlotCopy
 from asyncache.core._hashes import Namespace, root_hash
 from asyncache.core._holdings import Holding, Resident
 from asyncache.core._ledger import PageState

@@ -6,28 +6,39 @@ not be the same on every rank.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from asyncache.core._effects import PagesCached, PagesDropped
 from asyncache.core._node import Node
-
-if TYPE_CHECKING:
-    from asyncache.core._state import State
+from asyncache.core._tree import Tree
 
 
-def tell_cached(state: State, node: Node, pool: int) -> None:
-    """Tell that all that a pool has of a node is everyone's now."""
-    if state.tells_pages:
-        hashes, first = state.tree.hashes(node), node.start_of(pool) - node.start
+class News:
+    """What there is to tell of a tree's pages; nothing, unless somebody observes.
+
+    Args:
+        tree: Whose pages they are.
+        pools: Names of the pools.
+    """
+
+    def __init__(self, tree: Tree, pools: Sequence[str]) -> None:
+        self._tree = tree
+        self._pools = pools
+        self.is_told = False
+
+    def cached(self, node: Node, pool: int) -> list[PagesCached]:
+        """Return that all that a pool has of a node is everyone's now."""
+        if not self.is_told:
+            return []
+        hashes, first = self._tree.hashes(node), node.start_of(pool) - node.start
         assert node.parent is not None
-        parent = hashes[first - 1] if first else state.tree.last_hash(node.parent)
-        name = state.layout.pools[pool].name
-        state.effects.append(PagesCached(name, tuple(hashes[first:]), parent))
+        parent = hashes[first - 1] if first else self._tree.last_hash(node.parent)
+        return [PagesCached(self._pools[pool], tuple(hashes[first:]), parent)]
 
-
-def tell_dropped(state: State, node: Node, pool: int, count: int) -> None:
-    """Tell that the first pages that a pool has of a node are nobody's any more."""
-    if state.tells_pages and count:
+    def dropped(self, node: Node, pool: int, count: int) -> list[PagesDropped]:
+        """Return that the first pages that a pool has of a node are nobody's now."""
+        if not (self.is_told and count):
+            return []
         first = node.start_of(pool) - node.start
-        hashes = tuple(state.tree.hashes(node)[first : first + count])
-        state.effects.append(PagesDropped(state.layout.pools[pool].name, hashes))
+        hashes = tuple(self._tree.hashes(node)[first : first + count])
+        return [PagesDropped(self._pools[pool], hashes)]

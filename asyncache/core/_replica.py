@@ -42,7 +42,7 @@ class Replica:
         tells_pages: bool = False,
     ) -> None:
         self._state = State(layout, num_pages, bounds, policy)
-        self._state.tells_pages = tells_pages
+        self._state.news.is_told = tells_pages
         self.calls = Calls(self._state)
         """What the loop tells it."""
         self.look = Look(self._state)

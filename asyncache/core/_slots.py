@@ -23,8 +23,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from asyncache.core._agenda import Request
-from asyncache.core._effects import SlotCopy
+from asyncache.core._agenda import Request, SlotCopy
 from asyncache.core._errors import OrderError
 from asyncache.core._ledger import PageState
 from asyncache.core._slack import slot_slack

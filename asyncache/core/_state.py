@@ -23,7 +23,7 @@ from asyncache.core._eviction import Leaves, Unsaved
 from asyncache.core._hashes import root_hash
 from asyncache.core._layout import Coverage, KVLayout, check_at_least
 from asyncache.core._ledger import Ledger, PageState
-from asyncache.core._news import tell_dropped
+from asyncache.core._news import News
 from asyncache.core._node import Node
 from asyncache.core._policies import Policy, lru, saved_first
 from asyncache.core._tree import Tree
@@ -95,9 +95,6 @@ def _check_mask(layout: KVLayout, bounds: Bounds) -> None:
 class State:
     """Tree, ledgers, agenda and brackets of one replica."""
 
-    tells_pages = False
-    """Whether each page that comes or goes is told of."""
-
     def __init__(
         self,
         layout: KVLayout,
@@ -108,8 +105,8 @@ class State:
         self.layout = layout
         self.bounds = bounds
         self.tree = Tree(layout)
-        if bounds.low_water:
-            policy = saved_first(policy)
+        self.news = News(self.tree, [pool.name for pool in layout.pools])
+        policy = saved_first(policy) if bounds.low_water else policy
         self.leaves = Leaves(self.tree, policy)
         # Leaves that eviction would lose, coldest first; kept with a low water.
         self.unsaved = Unsaved(self.tree, policy)
@@ -233,7 +230,7 @@ class State:
         self.tree.detach(node)
         for pool, run in enumerate(node.pages):
             if run is not None:
-                tell_dropped(self, node, pool, len(run))
+                self.effects += self.news.dropped(node, pool, len(run))
                 self.ledgers[pool].give(run, PageState.TREE)
         self._forget_queued(node)
         self.unsaved.forget(node)
@@ -285,7 +282,7 @@ class State:
         while free and free[-1] in held:
             free.pop()
         if node.attached:
-            tell_dropped(self, node, pool, len(free))
+            self.effects += self.news.dropped(node, pool, len(free))
         self.ledgers[pool].give(free, PageState.TREE)
         node.pages[pool] = run[len(free) :] or None
 

@@ -628,11 +628,11 @@ DEFECTS = [
         "L2",
         "core/_commits.py",
         """\
-            tell_cached(state, node, pool)
+            state.effects += state.news.cached(node, pool)
             given.append(pool)
 """,
         """\
-            tell_cached(state, node, pool)
+            state.effects += state.news.cached(node, pool)
             if not is_state:
                 given.append(pool)
 """,
