@@ -290,3 +290,19 @@ def test_what_is_said_of_a_transaction_that_is_not_in_the_ballot_is_kept():
     )
     at = HEADER_INTS + 2 * cluster.request(seq).place
     assert list(votes.fill(cluster.replica.ballot())[at : at + 2]) == [0, 1]
+
+
+def test_forwards_alone_can_wait_for_a_verdict_but_not_for_ever():
+    """Guards decodes that cost no minimum, and that their brackets do not pile up."""
+    cluster = Cluster(num_pages=8, aborts_by_call=True)
+    seq, look = cluster.open([1] * 9), cluster.replica.look
+    cluster.do("extend", seq, 9)
+    for _ in range(63):
+        cluster.forward([seq])
+        assert not look.needs_verdict
+    cluster.forward([seq])
+    assert look.needs_verdict
+    while cluster.first.forwards:
+        cluster.finish_forward(cluster.first)
+    cluster.step()
+    assert not look.needs_verdict

@@ -77,7 +77,7 @@ async def test_a_decode_costs_no_collective_where_calls_end_requests(barrier):
 async def test_one_rank_that_is_observed_decides_as_the_others(mode):
     """An observer is no setting of all ranks: being told of pages changes nothing."""
     async with team(2, stores=having(A), num_pages=12, **mode) as ranks:
-        ranks.ranks[1].replica._state.tells_pages = False
+        ranks.ranks[1].replica._state.news.is_told = False
         for tokens in (A, B, C, LONG):
             await ranks.serve(tokens)
         told, untold = (len(rank.log.events) for rank in ranks.ranks)
