@@ -241,7 +241,6 @@ def end_offload(state: State, offload: Offload) -> None:
 
 def stop_offloads(state: State) -> None:
     """End all that is on its way to the store without a trace."""
-    state.dirty.clear()
     for transfer in list(state.offloading.values()):
         if transfer.started:
             state.effects.append(Stop(transfer.seq))
@@ -251,6 +250,8 @@ def stop_offloads(state: State) -> None:
         transfer.is_void = True
         if not transfer.started:
             end_offload(state, transfer)
+    # Last: one that never started has just had its nodes queued again.
+    state.dirty.clear()
 
 
 def _consider_all(state: State, nodes: list[Node]) -> None:

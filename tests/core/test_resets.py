@@ -313,7 +313,8 @@ def test_a_store_attached_while_an_offload_runs_for_the_last_gets_it_afterwards(
     assert [fact[1] for fact in cluster.facts(FactKind.STORED)] == [3]
 
 
-def test_an_offload_that_never_started_is_gone_at_once():
+def queued_offload() -> Cluster:
+    """An offload that found no place among the loads."""
     cluster = Cluster(num_pages=24, slots=2, offloads=1)
     cluster.do("abort", compute(cluster, PROMPT))
     for number in (8, 9):
@@ -326,6 +327,22 @@ def test_an_offload_that_never_started_is_gone_at_once():
     assert len(cluster.first.loads) == 2
     assert not cluster.first.offloads
     assert cluster.first.state.num_offloading == 1
+    return cluster
+
+
+def test_what_a_reset_forgets_is_not_queued_for_the_store_again():
+    """Seed 5093940: nodes that had left the tree were offloaded, their pages free."""
+    cluster = queued_offload()
+    cluster.call("reset")
+    assert cluster.first.state.num_offloading == 0
+    assert not cluster.first.state.dirty
+    cluster.settle()
+    assert cluster.count(PageState.FREE) == 24
+    assert not cluster.facts(FactKind.STORED)
+
+
+def test_an_offload_that_never_started_is_gone_at_once():
+    cluster = queued_offload()
     cluster.call("detach")
     assert cluster.first.state.num_offloading == 0
     cluster.settle()

@@ -167,6 +167,16 @@ DEFECTS = [
         "",
     ),
     Defect(
+        "a reset queues for the store again what it forgets",
+        "L10",
+        "core/_offloads.py",
+        """\
+    # Last: one that never started has just had its nodes queued again.
+    state.dirty.clear()
+""",
+        "",
+    ),
+    Defect(
         "a load goes on whose only restore was agreed on a longer hit",
         "L3",
         "core/_restores.py",
