@@ -49,6 +49,8 @@ class Contents:
     """
 
     def __init__(self, layout: KVLayout, spaces: list[PageSpace]) -> None:
+        self.unkept: set[tuple[Era, bytes]] = set()
+        """Prefixes of whose states there was no room to keep a copy."""
         self._layout = layout
         self._stride = 4 * layout.page_tokens
         self._spaces = {space.pool: space for space in spaces}

@@ -215,7 +215,9 @@ class Model:
         is_new = least < num_tokens and num_tokens % self._page_tokens == 0
         if is_its_own and is_new:
             with suppress(ClosedError):
-                request.checkpoint(num_tokens)
+                if not request.checkpoint(num_tokens):
+                    prefix = work.row.tokens[: 4 * num_tokens]
+                    self._contents.unkept.add((work.row.era, prefix))
 
     def _tables(self, row: Row) -> list[list[int]]:
         tables = row.request.page_table
