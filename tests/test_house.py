@@ -6,12 +6,14 @@ import ast
 import importlib
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import asyncache
+from asyncache.core import VERSION
 
 ROOT = Path(asyncache.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -108,3 +110,10 @@ assert threading.active_count() == 1, threading.enumerate()
 heavy = {"torch", "anyio", "asyncio", "aiofiles", "cuda", "sqlite3"} & set(sys.modules)
 assert not heavy, heavy
 """)
+
+
+def test_ranks_compare_the_version_that_is_released():
+    project = tomllib.loads(
+        (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8")
+    )
+    assert project["project"]["version"] == VERSION

@@ -84,7 +84,7 @@ from asyncache.core._tokens import (
     content_tokens,
     pack_tokens,
 )
-from asyncache.core._votes import PROTOCOL, Ballot, Votes
+from asyncache.core._votes import PROTOCOL, VERSION, Ballot, Votes
 
 __all__ = [
     "FAILED",
@@ -96,6 +96,7 @@ __all__ = [
     "PROTOCOL",
     "STAGES",
     "TOKEN_BYTES",
+    "VERSION",
     "AbortedError",
     "AskStore",
     "Asked",

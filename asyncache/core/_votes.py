@@ -28,6 +28,8 @@ from asyncache.core._agenda import Lookup, Transaction
 from asyncache.core._state import State
 
 PROTOCOL = 1
+VERSION = "0.1.0"
+"""Of asyncache: what a core decides may change with any release."""
 HEADER_INTS = 5
 NOTHING = 2**31 - 1
 """The claim of an empty place: it lowers no minimum."""

@@ -312,4 +312,5 @@ async def reduce(group: Group, vector: array[int], timeout_s: float) -> None:
     except RankError:
         raise
     except Exception as error:
+        # A group may be anyone's: whatever it raises, there is no minimum.
         raise RankError(f"the group of ranks failed: {error!r}") from error

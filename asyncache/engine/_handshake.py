@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from asyncache.core import PROTOCOL, RankError
+from asyncache.core import PROTOCOL, VERSION, RankError
 from asyncache.engine._barrier import reduce
 from asyncache.ranks import Group
 
@@ -44,7 +44,12 @@ async def shake_hands(
     Raises:
         RankError: If a setting differs, or a rank is gone or silent.
     """
-    facts = {"protocol": PROTOCOL, "number of ranks": group.num_ranks, **settings}
+    facts = {
+        "protocol": PROTOCOL,
+        "version": VERSION,
+        "number of ranks": group.num_ranks,
+        **settings,
+    }
     digests = [_digest(fact) for fact in facts.values()]
     vector = array("i", [sign * d for d in digests for sign in (1, -1)])
     await reduce(group, vector, timeout_s)

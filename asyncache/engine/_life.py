@@ -37,7 +37,8 @@ class CacheLife(BaseCache[Request]):
         """Open the cache, and its store. Cancelled, it closes them again.
 
         With a group every rank opens its own at the same time, and all or none are
-        open afterwards.
+        open afterwards; but where all could, and one is cancelled as it hears of that,
+        the others hear of its end when they agree on something next.
 
         Raises:
             OrderError: If it was opened before: make another one.

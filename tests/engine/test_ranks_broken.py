@@ -11,7 +11,7 @@ import pytest
 
 from asyncache.core import ClosedError, OrderError, RankError, StoreError, lfu
 from asyncache.devices import CpuDevice
-from asyncache.engine import KVCache, ReadOnly
+from asyncache.engine import KVCache, ReadOnly, _handshake
 from asyncache.ranks import LocalGroup
 from asyncache.stores import MemoryStore
 from asyncache.testing import GateStore
@@ -80,6 +80,23 @@ async def test_ranks_that_mean_different_caches_open_none(other, name):
         errors = await open_pair(first, second)
         assert [type(error) for error in errors] == [RankError, RankError]
         assert {str(error) for error in errors} == {f"ranks differ in {name}"}
+
+
+async def test_ranks_of_different_releases_open_none(monkeypatch):
+    """What a core decides may change with any release: replicas would part later."""
+    releases = iter(["0.1.0", "0.2.0"])
+
+    class Release(str):
+        """Another for each rank that looks."""
+
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            return repr(next(releases))
+
+    monkeypatch.setattr(_handshake, "VERSION", Release())
+    errors = await open_pair({}, {})
+    assert {str(error) for error in errors} == {"ranks differ in version"}
 
 
 async def test_equal_ranks_open_and_use_the_pages_that_all_have():

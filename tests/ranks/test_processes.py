@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-from array import array
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from asyncache.core import ClosedError, RankError
 from asyncache.testing import check_group
 from tests.ranks.processes import make_group, processes
+from tests.ranks.rounds import minimum, play
 
 pytestmark = pytest.mark.slow  # the first process loads torch
 
@@ -29,20 +29,6 @@ async def ranks(num_ranks, folder, *, timeout_s=LONG_S):
     async with asyncio.timeout(PATIENCE_S), processes(num_ranks, folder) as groups:
         await make_group(groups, timeout_s=timeout_s)
         yield groups
-
-
-async def minimum(group, *items):
-    vector = array("i", items)
-    await group.all_min(vector)
-    return vector.tolist()
-
-
-async def play(groups, *vectors):
-    """Let each group make a call; return what came of each."""
-    calls = [
-        minimum(group, *items) for group, items in zip(groups, vectors, strict=True)
-    ]
-    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def have_begun(groups):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from asyncache.core import ClosedError, OrderError, RankError
 from asyncache.ranks import TorchGroup
 from asyncache.testing import check_group
+from tests.ranks.rounds import minimum, play
 from tests.test_house import run_alone
 
 # A group that waits this long is not what is tested; a test takes less unless it hangs.
@@ -44,19 +45,6 @@ async def groups(num_ranks, *, timeout_s=LONG_S, kind=lambda end: end):
             yield made
         finally:
             await asyncio.gather(*(group.aclose() for group in made))
-
-
-async def minimum(group, *items):
-    vector = array("i", items)
-    await group.all_min(vector)
-    return vector.tolist()
-
-
-async def play(groups, *vectors):
-    calls = [
-        minimum(group, *items) for group, items in zip(groups, vectors, strict=True)
-    ]
-    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 def kinds(outcomes):

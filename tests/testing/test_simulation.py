@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
 import threading
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -33,6 +30,7 @@ from asyncache.testing.simulation import (
     simulate,
 )
 from tests.engine.scene import LAYOUT, content, keys, prompt
+from tests.testing import fresh
 
 SEEDS = range(12)
 
@@ -50,27 +48,9 @@ def test_a_seed_makes_the_same_run_twice_in_one_process():
     assert min(map(len, first)) > 10
 
 
-PRINT_LOGS = """
-import hashlib
-from asyncache.testing.simulation import draw, simulate
-for seed in range(12):
-    log = simulate(draw(seed), is_logged=True).log
-    print(len(log), hashlib.sha256("\\n".join(log).encode()).hexdigest())
-"""
-
-
 @pytest.mark.slow
 def test_a_seed_makes_the_same_run_in_fresh_processes():
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", PRINT_LOGS],
-            env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in (0, 1)
-    }
-    assert len(outputs) == 1
+    assert len(fresh.outputs(12, 1)) == 1
 
 
 def test_seeds_make_different_runs():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -33,6 +30,7 @@ from asyncache.testing.simulation import (
 from asyncache.testing.simulation._linker import SimulatedLinker
 from asyncache.testing.simulation._rank import Rank
 from asyncache.testing.simulation._team import Odd
+from tests.testing import fresh
 from tests.testing.planted import collected, quietly
 
 __all__ = ["collected"]  # fixtures
@@ -58,27 +56,9 @@ def test_a_seed_makes_the_same_run_twice_in_one_process(num_ranks):
     assert ranks == set(map(str, range(num_ranks)))
 
 
-PRINT_LOGS = """
-import hashlib
-from asyncache.testing.simulation import draw, simulate
-for seed in range(4):
-    log = simulate(draw(seed, 3), is_logged=True).log
-    print(len(log), hashlib.sha256("\\n".join(log).encode()).hexdigest())
-"""
-
-
 @pytest.mark.slow
 def test_a_seed_makes_the_same_run_in_fresh_processes():
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", PRINT_LOGS],
-            env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for hash_seed in (0, 1)
-    }
-    assert len(outputs) == 1
+    assert len(fresh.outputs(4, 3)) == 1
 
 
 def test_a_case_of_one_rank_is_none_of_several():
