@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncache.devices._abc import Device
+from asyncache.devices._copy import Copy, Fence, Word
 from asyncache.devices._cpu import CpuDevice
-from asyncache.devices._host_pool import PageOrder
+from asyncache.devices._pool import PageOrder
 
-__all__ = ["CpuDevice", "Device", "PageOrder"]
+__all__ = ["Copy", "CpuDevice", "Device", "Fence", "PageOrder", "Word"]

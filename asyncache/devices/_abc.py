@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from asyncache.core import KVLayout
+import anyio.lowlevel
+
+from asyncache.core import DeviceError, KVLayout
+from asyncache.devices._copy import Copy, Word
+from asyncache.devices._staging import allocate
 
 if TYPE_CHECKING:
     import torch
@@ -58,37 +62,67 @@ class Device(ABC):
         """
 
     @abstractmethod
+    def start_write(
+        self,
+        pool: str,
+        pages: Sequence[int],
+        source: memoryview,
+        layers: range | None = None,
+    ) -> Copy:
+        """Begin to copy host memory into pages.
+
+        Args:
+            pool: Name of the pool.
+            pages: Page ids, shape [num_pages]; read before this returns.
+            source: The pages one after the other, the layers of each in order; the
+                copy's until it is over. Fast where :meth:`allocate_staging` made it.
+            layers: Layers to write; all when None.
+
+        Raises:
+            ValueError: If a page or layer does not exist, a page is named twice, or the
+                buffer has not the bytes of these layers of these pages.
+            ClosedError: If the device is closed.
+            DeviceError: If nothing can be copied any more.
+        """
+
+    @abstractmethod
+    def start_read(
+        self,
+        pool: str,
+        pages: Sequence[int],
+        target: memoryview,
+        layers: range | None = None,
+    ) -> Copy:
+        """Begin to copy pages into host memory; the reverse of :meth:`start_write`."""
+
     async def write_pages(
         self,
         pool: str,
         pages: Sequence[int],
-        sources: Sequence[Sequence[memoryview]],
+        source: memoryview,
         layers: range | None = None,
     ) -> None:
         """Copy host memory into pages; returns once the bytes are there.
 
-        A copy that has started cannot be recalled: cancelled, the call raises only
-        when nothing of it touches pages or sources any more.
-
-        Args:
-            pool: Name of the pool.
-            pages: Page ids, shape [num_pages].
-            sources: For each page its buffers in layer order.
-            layers: Layers to write; all when None.
+        Cancelled, it raises only when nothing of it touches pages or source any more.
 
         Raises:
-            DeviceError: If a copy failed; which bytes were written is undefined.
+            DeviceError: If the copy failed; which bytes were written is undefined. Else
+                as for :meth:`start_write`.
         """
+        await anyio.lowlevel.checkpoint()  # cancelled here, it has touched nothing
+        await self.start_write(pool, pages, source, layers).wait()
 
-    @abstractmethod
     async def read_pages(
         self,
         pool: str,
         pages: Sequence[int],
-        targets: Sequence[Sequence[memoryview]],
+        target: memoryview,
         layers: range | None = None,
     ) -> None:
         """Copy pages into host memory; the reverse of :meth:`write_pages`."""
+        await anyio.lowlevel.checkpoint()
+        await self.start_read(pool, pages, target, layers).wait()
 
     @abstractmethod
     def copy_pages(
@@ -115,6 +149,44 @@ class Device(ABC):
             ValueError: If the lengths differ or a page is both source and target.
             DeviceError: If the copy could not be begun.
         """
+
+    async def allocate_staging(self, num_bytes: int) -> memoryview:
+        """Return host memory for copies to and from here, format "B", zeros.
+
+        It is the device's, who takes it back in :meth:`free_staging` or at its close.
+
+        Raises:
+            DeviceError: If there is not enough of it.
+        """
+        return allocate(num_bytes)
+
+    async def free_staging(self, memory: memoryview) -> None:  # noqa: B027 - see below
+        """Take staging memory back that no copy uses any more.
+
+        Ordinary memory ends with the last view of it.
+        """
+
+    def when_done(self, stream: int | None, call: Callable[[], None]) -> None:
+        """Make a call once a stream has run all that it was given until now.
+
+        Host memory has no streams: what was computed there was when it returned.
+
+        Args:
+            stream: Handle of the stream; the one that is current, if None.
+            call: Made once, here or from any thread; also if the device dies, for then
+                nothing runs there any more.
+        """
+        del stream
+        call()
+
+    def new_word(self) -> Word | None:
+        """Return a number that streams wait for, or None: they wait for fences then."""
+        return None
+
+    @property
+    def failure(self) -> DeviceError | None:
+        """Why nothing runs on this device any more; None while it works."""
+        return None
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -6,26 +6,31 @@ Nothing is changed before every tensor of every pool has passed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from asyncache.core import DeviceError, PageSpace
-from asyncache.devices._host_pool import (
+from asyncache.devices._pool import (
     TORCH_DTYPES,
-    HostPool,
     PageOrder,
+    Pool,
+    Region,
     build_pool,
 )
+
+CheckMemory = Callable[[torch.Tensor, str], None]
+"""Raises DeviceError unless a tensor, called by a name, lies where it should."""
 
 
 def adopt_pool(
     space: PageSpace,
     tensors: torch.Tensor | Sequence[torch.Tensor],
     order: PageOrder,
-) -> HostPool:
+    check_memory: CheckMemory,
+) -> Pool:
     """Return the pool that an owner's tensors are.
 
     Raises:
@@ -33,7 +38,7 @@ def adopt_pool(
         DeviceError: If a tensor does not fit the layout, or cannot be used in place.
     """
     if isinstance(tensors, torch.Tensor):
-        _check_memory(tensors, f"pool {space.pool!r}")
+        _check_tensor(tensors, f"pool {space.pool!r}")
         whole = _page_first(space, tensors, order)
         layers = whole.unbind(1)
     else:
@@ -41,7 +46,8 @@ def adopt_pool(
         _check_num_layers(space, len(layers))
     for index, layer in enumerate(layers):
         name = f"layer {index} of pool {space.pool!r}"
-        _check_memory(layer, name)
+        _check_tensor(layer, name)
+        check_memory(layer, name)
         _check_slices(layer, name, space)
         if layer.shape[0] != layers[0].shape[0]:
             raise DeviceError(
@@ -71,13 +77,21 @@ def _check_num_layers(space: PageSpace, num_layers: int) -> None:
         )
 
 
-def _check_memory(tensor: torch.Tensor, name: str) -> None:
+def check_on_host(tensor: torch.Tensor, name: str) -> None:
+    """Check that a tensor is host memory.
+
+    Raises:
+        DeviceError: If it is not.
+    """
+    if tensor.device.type != "cpu":
+        raise DeviceError(f"{name} must be a CPU tensor, not one on {tensor.device}")
+
+
+def _check_tensor(tensor: torch.Tensor, name: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise DeviceError(
-            f"{name} must be a dense CPU tensor, not {tensor.layout} on {tensor.device}"
-        )
+    if tensor.layout is not torch.strided:
+        raise DeviceError(f"{name} must be a dense tensor, not {tensor.layout}")
     if tensor.requires_grad:
         raise DeviceError(f"{name} requires grad: bytes are written behind autograd")
     axes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -111,7 +125,7 @@ class _Span(NamedTuple):
     pool: str
 
 
-def check_disjoint(pools: Mapping[str, HostPool]) -> None:
+def check_disjoint(pools: Mapping[str, Pool]) -> None:
     """Check that no byte belongs to two slices.
 
     Raises:
@@ -122,18 +136,15 @@ def check_disjoint(pools: Mapping[str, HostPool]) -> None:
         raise DeviceError(f"pages of pool {pool!r} share memory with others")
 
 
-def check_writable(pools: Mapping[str, HostPool]) -> None:
+def check_writable(memory: Mapping[Region, memoryview], pool: str) -> None:
     """Check that the process may write to all pages, as the first and last byte show.
 
     Raises:
         DeviceError: If the memory is mapped for reading only.
     """
-    for name, pool in pools.items():
-        for region in pool.regions:
-            if not (
-                _is_writable(region.memory[:1]) and _is_writable(region.memory[-1:])
-            ):
-                raise DeviceError(f"pool {name!r} lies in read-only memory")
+    for view in memory.values():
+        if not (_is_writable(view[:1]) and _is_writable(view[-1:])):
+            raise DeviceError(f"pool {pool!r} lies in read-only memory")
 
 
 def _is_writable(byte: memoryview) -> bool:
@@ -157,16 +168,18 @@ def _overlap(spans: Iterator[_Span]) -> str | None:
     return None
 
 
-def _region_spans(pools: Mapping[str, HostPool]) -> Iterator[_Span]:
+def _region_spans(pools: Mapping[str, Pool]) -> Iterator[_Span]:
     for name, pool in pools.items():
         for region in pool.regions:
             # Pages that overlap each other: show the region twice, to be looked into.
             crowded = pool.num_pages > 1 and region.page_stride < region.page_bytes
-            span = _Span(region.address, region.address + region.memory.nbytes, name)
+            span = _Span(
+                region.address, region.address + region.num_bytes(pool.num_pages), name
+            )
             yield from [span, span] if crowded else [span]
 
 
-def _page_spans(pools: Mapping[str, HostPool]) -> Iterator[_Span]:
+def _page_spans(pools: Mapping[str, Pool]) -> Iterator[_Span]:
     for name, pool in pools.items():
         for region in pool.regions:
             for page in range(pool.num_pages):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from asyncache.core import KVLayout
-from asyncache.devices._host_pool import HostPool, PageOrder
+from asyncache.devices._pieces import Ints, to_numpy
+from asyncache.devices._pool import PageOrder, Pool
+
+_INT_CODES = "bBhHiIlLqQ"
 
 
 def check_page_counts(
@@ -39,23 +46,37 @@ def check_order(order: PageOrder) -> None:
         raise TypeError(f"order must be a PageOrder, not {order!r}")
 
 
-def check_pages(pages: Sequence[int], num_pages: int) -> None:
-    """Check that page ids are ints within the pool."""
-    if strange := set(map(type, pages)) - {int}:
+def check_pages(pages: Sequence[int], num_pages: int) -> Ints:
+    """Check that page ids are ints within the pool; return them as an array."""
+    if not isinstance(pages, array) and (strange := set(map(type, pages)) - {int}):
         names = sorted(kind.__name__ for kind in strange)
         raise TypeError(f"page ids must be ints, not {names}")
-    if len(pages) and not 0 <= min(pages) <= max(pages) < num_pages:
+    if isinstance(pages, array) and pages.typecode not in _INT_CODES:
+        raise TypeError(f"page ids must be ints, not an array of {pages.typecode!r}")
+    ids = to_numpy(pages)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < num_pages:
         bad = next(page for page in pages if not 0 <= page < num_pages)
         raise ValueError(f"page ids must be in [0, {num_pages}), got {bad}")
+    return ids
 
 
-def check_unique(pages: Sequence[int]) -> None:
+def check_unique(ids: Ints) -> None:
     """Check that no page would be written twice at once."""
-    if len(set(pages)) != len(pages):
-        raise ValueError(f"pages to write must differ, got {list(pages)}")
+    in_order = np.sort(ids)
+    if (in_order[1:] == in_order[:-1]).any():
+        raise ValueError(f"pages to write must differ, got {ids.tolist()}")
 
 
-def layer_range(layers: range | None, pool: HostPool) -> range:
+def check_apart(sources: Ints, targets: Ints) -> None:
+    """Check that pages can be copied onto others, one each."""
+    check_unique(targets)
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
+    if shared := set(sources.tolist()) & set(targets.tolist()):
+        raise ValueError(f"pages {sorted(shared)} are both source and target")
+
+
+def layer_range(layers: range | None, pool: Pool) -> range:
     """Return the layers wanted, all of them for None."""
     num_layers = pool.space.num_layers
     if layers is None:
@@ -66,24 +87,28 @@ def layer_range(layers: range | None, pool: HostPool) -> range:
     return layers
 
 
-def check_buffers(
-    pages_buffers: Sequence[Sequence[memoryview]],
-    num_pages: int,
-    layers: range,
-    pool: HostPool,
-) -> int:
-    """Check that the buffers hold these layers of so many pages; return their bytes."""
-    if len(pages_buffers) != num_pages:
-        raise ValueError(f"{len(pages_buffers)} lists of buffers for {num_pages} pages")
-    layer_bytes = pool.space.layer_bytes
-    for buffers in pages_buffers:
-        sizes = [buffer.nbytes for buffer in buffers]
-        whole = all(size and size % layer_bytes == 0 for size in sizes)
-        if not whole or sum(sizes) != len(layers) * layer_bytes:
-            raise ValueError(
-                f"a page needs {len(layers)} layers of {layer_bytes} bytes, "
-                f"got buffers of {sizes}"
-            )
-        if not all(buffer.c_contiguous for buffer in buffers):
-            raise ValueError("buffers must be contiguous")
-    return num_pages * len(layers) * layer_bytes
+def check_buffer(
+    buffer: memoryview, num_pages: int, layers: range, pool: Pool
+) -> npt.NDArray[np.uint8]:
+    """Check that a buffer holds these layers of so many pages; return its bytes.
+
+    The array keeps the buffer, and knows its address.
+    """
+    wanted = num_pages * len(layers) * pool.space.layer_bytes
+    if buffer.nbytes != wanted:
+        raise ValueError(
+            f"{num_pages} pages of {len(layers)} layers are {wanted} bytes, the buffer "
+            f"has {buffer.nbytes}"
+        )
+    if not buffer.c_contiguous:
+        raise ValueError("the buffer must be contiguous")
+    return np.frombuffer(buffer, dtype=np.uint8)
+
+
+def check_target(
+    buffer: memoryview, num_pages: int, layers: range, pool: Pool
+) -> npt.NDArray[np.uint8]:
+    """Do as :func:`check_buffer`, for a buffer that is written to."""
+    if buffer.readonly:
+        raise ValueError("the buffer must be writable")
+    return check_buffer(buffer, num_pages, layers, pool)

@@ -5,36 +5,30 @@ The device changes a page only within the calls below, and only where it was tol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import memmove
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
-from asyncache.core import ClosedError, DeviceError, KVLayout
-from asyncache.devices._abc import Device
-from asyncache.devices._adopt import adopt_pool, check_disjoint, check_writable
+from asyncache.core import DeviceError, KVLayout
+from asyncache.devices._adopt import check_on_host, check_writable
 from asyncache.devices._arguments import (
-    check_buffers,
-    check_names,
     check_order,
     check_page_counts,
     check_pages,
-    check_unique,
     layer_range,
 )
-from asyncache.devices._host_pool import (
-    HostPool,
-    PageOrder,
-    Views,
-    allocate_pool,
-)
+from asyncache.devices._copy import Copy
+from asyncache.devices._pieces import Pieces
+from asyncache.devices._pool import PageOrder, Pool, Region, allocate_pool
+from asyncache.devices._pooled import Buffer, Direction, PooledDevice, adopt_pools
 from asyncache.devices._threads import CopyThread
+from asyncache.devices._views import PageViews, host_memory, page_views
 
 if TYPE_CHECKING:
     import torch
 
 
-class CpuDevice(Device):
+class CpuDevice(PooledDevice):
     """Pools of pages in host memory.
 
     Copies of more than 256 KiB run in order on one thread of the device's own, smaller
@@ -67,7 +61,7 @@ class CpuDevice(Device):
             pool.name: allocate_pool(layout.space(pool), counts[pool.name], order)
             for pool in layout.pools
         }
-        self._take(layout, pools, host_addressable)
+        self._begin(layout, pools, host_addressable)
 
     @classmethod
     def adopt(
@@ -101,132 +95,57 @@ class CpuDevice(Device):
             DeviceError: If a tensor does not fit the layout, is not dense CPU memory,
                 requires grad, is read-only, or shares bytes with another.
         """
-        check_names(layout, tensors)
-        check_order(order)
-        pools = {
-            pool.name: adopt_pool(layout.space(pool), tensors[pool.name], order)
-            for pool in layout.pools
-        }
-        check_disjoint(pools)
-        check_writable(pools)
+        pools = adopt_pools(layout, tensors, order, check_on_host)
+        for name, pool in pools.items():
+            check_writable(host_memory(pool), name)
         device = cls.__new__(cls)
-        device._take(layout, pools, host_addressable)  # noqa: SLF001 - our own
+        device._begin(layout, pools, host_addressable)  # noqa: SLF001 - our own
         return device
 
-    def _take(
+    def _begin(
         self,
         layout: KVLayout,
-        pools: dict[str, HostPool],
+        pools: Mapping[str, Pool],
         host_addressable: bool,  # noqa: FBT001 - private
     ) -> None:
-        self.layout = layout
-        self.num_pages = MappingProxyType(
-            {name: pool.num_pages for name, pool in pools.items()}
-        )
+        self._take(layout, pools)
         self.host_addressable = host_addressable
-        self._pools = pools
+        self._memory: dict[str, dict[Region, memoryview]] = {}
         self._copies = CopyThread()
-        self._is_closed = False
 
     def __repr__(self) -> str:
         """Show the pools and whether copies run."""
         state = "closed" if self._is_closed else f"{self._copies.num_running} copies"
         return f"<CpuDevice pages {dict(self.num_pages)}, {state}>"
 
-    def tensor(self, pool: str) -> torch.Tensor:
-        """Return all pages of a pool, as the contract says.
-
-        Raises:
-            DeviceError: If the pool was adopted as one tensor a layer: use
-                :meth:`layer`.
-        """
-        whole = self._pool(pool).whole
-        if whole is None:
-            raise DeviceError(f"pool {pool!r} is one tensor a layer: ask for a layer")
-        return whole
-
-    def layer(self, pool: str, layer: int) -> torch.Tensor:
-        """Return all pages of one layer of a pool, owned by the device.
-
-        Shape [num_pages, num_parts, page_tokens, num_kv_heads, head_dim], of a state
-        pool [num_pages, *shape]; for an adopted tensor the axes after the first are as
-        the owner gave them.
-        """
-        layers = self._pool(pool).layers
-        if not 0 <= layer < len(layers):
-            raise ValueError(f"layer must be in [0, {len(layers)}), not {layer}")
-        return layers[layer]
-
     def page_views(
         self, pool: str, pages: Sequence[int], layers: range | None = None
-    ) -> Views:
+    ) -> PageViews:
         if not self.host_addressable:
             raise DeviceError(f"pool {pool!r} is not addressable by the host")
-        memory = self._pool(pool)
-        check_pages(pages, memory.num_pages)
-        return memory.views(pages, layer_range(layers, memory))
+        held = self._pool(pool)
+        check_pages(pages, held.num_pages)
+        if pool not in self._memory:
+            self._memory[pool] = host_memory(held)
+        return page_views(self._memory[pool], held, pages, layer_range(layers, held))
 
-    async def write_pages(
-        self,
-        pool: str,
-        pages: Sequence[int],
-        sources: Sequence[Sequence[memoryview]],
-        layers: range | None = None,
-    ) -> None:
-        memory = self._pool(pool)
-        wanted = layer_range(layers, memory)
-        check_pages(pages, memory.num_pages)
-        check_unique(pages)
-        num_bytes = check_buffers(sources, len(pages), wanted, memory)
-        chosen = tuple(pages)  # the caller's list may grow while the copy runs
+    def _start(self, pieces: Pieces, buffer: Buffer, direction: Direction) -> Copy:
+        is_read = direction is Direction.OUT_OF_PAGES
 
-        def copy() -> None:
-            for address, other, size in memory.spans(chosen, wanted, sources):
-                memmove(address, other, size)
+        def move(_: object = buffer) -> None:  # which lives as long as this
+            for in_pages, in_buffer, size in _rows(pieces):
+                if is_read:
+                    memmove(in_buffer, in_pages, size)
+                else:
+                    memmove(in_pages, in_buffer, size)
 
-        await self._copies.run(copy, num_bytes=num_bytes)
+        return self._copies.start(move, num_bytes=buffer.nbytes)
 
-    async def read_pages(
-        self,
-        pool: str,
-        pages: Sequence[int],
-        targets: Sequence[Sequence[memoryview]],
-        layers: range | None = None,
-    ) -> None:
-        memory = self._pool(pool)
-        wanted = layer_range(layers, memory)
-        check_pages(pages, memory.num_pages)
-        num_bytes = check_buffers(targets, len(pages), wanted, memory)
-        if any(target.readonly for buffers in targets for target in buffers):
-            raise ValueError("targets must be writable")
-        chosen = tuple(pages)
-
-        def copy() -> None:
-            for address, other, size in memory.spans(chosen, wanted, targets):
-                memmove(other, address, size)
-
-        await self._copies.run(copy, num_bytes=num_bytes)
-
-    def copy_pages(
-        self,
-        pool: str,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        *,
-        stream: int | None = None,
-    ) -> None:
+    def _move(self, pieces: Pieces, stream: int | None) -> None:
         """Copy at once, on this thread: host memory has no streams."""
         del stream
-        memory = self._pool(pool)
-        check_pages(sources, memory.num_pages)
-        check_pages(targets, memory.num_pages)
-        check_unique(targets)
-        if len(sources) != len(targets):
-            raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
-        if shared := set(sources) & set(targets):
-            raise ValueError(f"pages {sorted(shared)} are both source and target")
-        for address, other, size in memory.moves(sources, targets):
-            memmove(address, other, size)
+        for target, source, size in _rows(pieces):
+            memmove(target, source, size)
 
     async def aclose(self) -> None:
         """Give the memory back once no copy runs; views handed out keep theirs."""
@@ -235,10 +154,13 @@ class CpuDevice(Device):
             await self._copies.aclose()
         finally:
             self._pools = {}
+            self._memory = {}
 
-    def _pool(self, name: str) -> HostPool:
-        if self._is_closed:
-            raise ClosedError("the device is closed")
-        if name not in self._pools:
-            raise ValueError(f"pool must be one of {sorted(self._pools)}, not {name!r}")
-        return self._pools[name]
+
+def _rows(pieces: Pieces) -> Iterator[tuple[int, int, int]]:
+    return zip(
+        pieces.pool.tolist(),
+        pieces.other.tolist(),
+        pieces.num_bytes.tolist(),
+        strict=True,
+    )

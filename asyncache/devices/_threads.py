@@ -1,18 +1,16 @@
-"""A thread for copies that are too large for the event loop.
-
-The rule: a call returns or raises only when its copy touches no memory any more,
-whatever happens to its task, because the memory belongs to others afterwards.
-"""
+"""A thread for copies that are too large for the event loop."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Callable
-
-import anyio
-import anyio.lowlevel
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from asyncache.core import ClosedError
-from asyncache.threads import Stop, Workers, outlast
+from asyncache.devices._copy import Copy
+from asyncache.threads import outlast, when_over
 
 # Handing a copy to a thread costs about as much as copying this many bytes.
 INLINE_BYTES = 256 * 1024
@@ -26,49 +24,74 @@ class CopyThread:
     """
 
     def __init__(self) -> None:
-        self._workers = Workers(1, "asyncache-copy", owner="device")
-        self._num_running = 0
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="asyncache-copy")
+        self._running: set[Future[None]] = set()
         self._is_closed = False
-        self._quiet = anyio.Event()
 
     @property
     def num_running(self) -> int:
-        """Copies whose call has not returned yet."""
-        return self._num_running
+        """Copies that are not over yet."""
+        return len(self._running)
 
-    async def run(self, copy: Callable[[], None], *, num_bytes: int) -> None:
-        """Run ``copy`` to its end, or not at all if it is cancelled before it began.
+    def start(self, move: Callable[[], None], *, num_bytes: int) -> Copy:
+        """Begin a copy that ``move`` makes.
 
         Raises:
             ClosedError: If the thread was closed.
         """
         if self._is_closed:
             raise ClosedError("the device is closed")
-        self._num_running += 1
-        try:
-            # The last moment at which a cancelled call has touched nothing.
-            await anyio.lowlevel.checkpoint()
-            if num_bytes <= INLINE_BYTES:
-                copy()
-            else:
-                await self._workers.run(_call, [copy])
-        finally:
-            self._num_running -= 1
-            self._settle()
+        if num_bytes <= INLINE_BYTES:
+            return _made(move)
+        future = self._executor.submit(move)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return _ThreadCopy(future)
 
     async def aclose(self) -> None:
         """Refuse further copies, and return once none runs, cancelled or not."""
         self._is_closed = True
-        self._settle()
         try:
-            await outlast(self._quiet)
+            await outlast(when_over(list(self._running)))
         finally:
-            self._workers.executor.shutdown(wait=False)
-
-    def _settle(self) -> None:
-        if self._is_closed and not self._num_running:
-            self._quiet.set()
+            self._executor.shutdown(wait=False)
 
 
-def _call(copy: Callable[[], None], _: Stop) -> None:
-    copy()
+class _MadeCopy(Copy):
+    """A copy that was over as soon as it had begun."""
+
+    def block(self) -> None:
+        return
+
+
+class _ThreadCopy(Copy):
+    """A copy on a thread."""
+
+    def __init__(self, future: Future[None]) -> None:
+        super().__init__()
+        self._future = future
+        loop = asyncio.get_running_loop()
+
+        def tell(_: Future[None]) -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(self._told)
+
+        future.add_done_callback(tell)
+
+    def block(self) -> None:
+        concurrent.futures.wait([self._future])
+        self._told()
+
+    def _told(self) -> None:
+        self.finish(self._future.exception())
+
+
+def _made(move: Callable[[], None]) -> Copy:
+    copy = _MadeCopy()
+    try:
+        move()
+    except MemoryError as error:
+        copy.finish(error)
+    else:
+        copy.finish()
+    return copy

@@ -26,7 +26,6 @@ from asyncache.engine._limits import Limits
 from asyncache.engine._observe import Observer, Statistics, snapshot
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
-from asyncache.engine._slots import Slots
 from asyncache.engine._tokens import TokenSource, pack
 from asyncache.engine._writes import ReadOnly, WriteBack, Writes, WriteThrough
 from asyncache.linkers import Linker, StoreLinker
@@ -111,7 +110,7 @@ class BaseCache(BaseScopes[R]):
             self._layout,
             self._new_replica(self._device.num_pages),
             self._linker,
-            slots=Slots(self._layout, self._device),
+            device=self._device,
             limits=self._limits,
             observer=self._observer,
             queues=queues,
@@ -195,9 +194,10 @@ class BaseCache(BaseScopes[R]):
     ) -> Iterator[None]:
         """Bracket a run of the model over some requests.
 
-        Until the block is left, nobody else gets a page that the model may touch,
-        whatever becomes of the requests. Leave it only when the model has stopped: a
-        thread that runs the model and is not waited for is outside of every bracket.
+        Nobody else gets a page that the model may touch until the block was left and
+        the stream has run what it was given in it, whatever becomes of the requests.
+        Leave it only when nothing more will be given: a thread that runs the model and
+        is not waited for is outside of every bracket.
         Read page tables inside it: entering is a call like any other, with which a hit
         that has not settled may sink, and take pages along.
 
@@ -207,15 +207,18 @@ class BaseCache(BaseScopes[R]):
 
         Args:
             requests: Whose pages and slots the model may touch.
-            stream: Handle of the stream that it runs on; host memory has none.
+            stream: Handle of the stream that it runs on, such as torch's
+                ``stream.cuda_stream``; the current one if None. Host memory has none.
 
         Raises:
             ClosedError, AbortedError: If a request has ended.
             OrderError: If the layout has states, and a hit is not settled yet.
             ValueError: If a request is of another cache.
-            DeviceError: If a state could not be copied.
+            DeviceError: If a state could not be copied, or the device is lost.
         """
         runtime = self._open_runtime()
+        if self._device.failure is not None:
+            raise self._device.failure
         self._check_ours(requests)
         states = [request._open_state() for request in requests]  # noqa: SLF001 - ours
         number = runtime.call(runtime.driver.forward, states)
@@ -227,8 +230,7 @@ class BaseCache(BaseScopes[R]):
         finally:
             for request in requests:
                 request._num_forwards -= 1  # noqa: SLF001 - ours
-            runtime.driver.finish_bracket(number)
-            runtime.driver.settle()
+            runtime.leave_forward(number, stream)
 
     def gates(self, requests: Sequence[R]) -> Gates:
         """Return the gates of several requests' hits as one, as they stand now.
@@ -240,7 +242,7 @@ class BaseCache(BaseScopes[R]):
         runtime.check_usable()
         self._check_ours(requests)
         loads = {load: None for request in requests for load in request._loads()}  # noqa: SLF001 - ours
-        return runtime.gates(list(loads))
+        return Gates(runtime.board, list(loads))
 
     def match_nowait(self, tokens: TokenSource, *, namespace: Namespace = None) -> int:
         """Return how many leading tokens are resident now; changes nothing."""
@@ -264,7 +266,7 @@ class BaseCache(BaseScopes[R]):
             raise OrderError('loads start by themselves: make the cache launch="batch"')
         loads = runtime.call(runtime.replica.calls.launch)
         progress = [runtime.board.progress(load.seq) for load in loads]
-        return LoadBatch(len(loads), runtime.gates(progress))
+        return LoadBatch(len(loads), Gates(runtime.board, progress))
 
     def reset(self, *, revision: str | None = None) -> None:
         """Forget every prefix, as when the weights have changed.

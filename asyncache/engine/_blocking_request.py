@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from asyncache.engine._base_hit import BaseHit, Landing
@@ -92,7 +93,7 @@ class BlockingRequest(BaseRequest[threading.Event]):
         return BlockingHit(
             landing,
             num_tokens=self._hit_tokens,
-            gates=self._runtime.gates,
+            gates=partial(Gates, self._runtime.board),
             check_open=self._open_state,
             queues=self._queues,
         )

@@ -16,7 +16,6 @@ from asyncache.engine._queues import OneLoop
 from asyncache.engine._ranked import RankedRuntime
 from asyncache.engine._request import Request
 from asyncache.engine._runtime import Runtime
-from asyncache.engine._slots import Slots
 from asyncache.engine._transfers import Transfers, live
 from asyncache.linkers import Linker
 from asyncache.stores import Store
@@ -86,7 +85,7 @@ class CacheLife(BaseCache[Request]):
             self._layout,
             self._new_replica(dict(zip(names, agreed.num_pages, strict=True))),
             self._linker,
-            slots=Slots(self._layout, self._device),
+            device=self._device,
             limits=self._limits,
             observer=self._observer,
             queues=OneLoop(),

@@ -18,6 +18,7 @@ from asyncache.core import (
     RequestState as State,
     TooManyRequestsError,
 )
+from asyncache.devices import Device
 from asyncache.engine._barrier import Barrier
 from asyncache.engine._base_hit import Signal
 from asyncache.engine._base_request import BaseRequest, ended
@@ -28,7 +29,6 @@ from asyncache.engine._observe import Observer
 from asyncache.engine._prompt import Prompt
 from asyncache.engine._queues import Queues
 from asyncache.engine._runtime import Runtime
-from asyncache.engine._slots import Slots
 from asyncache.engine._tokens import check_count
 from asyncache.linkers import Linker
 from asyncache.ranks import Group
@@ -58,7 +58,7 @@ class RankedRuntime(Runtime[Q]):
         replica: Replica,
         linker: Linker | None,
         *,
-        slots: Slots,
+        device: Device,
         limits: Limits,
         observer: Observer | None,
         queues: Queues,
@@ -71,7 +71,7 @@ class RankedRuntime(Runtime[Q]):
             layout,
             replica,
             linker,
-            slots=slots,
+            device=device,
             limits=limits,
             observer=observer,
             queues=queues,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Self
 
 import anyio
@@ -9,6 +10,7 @@ import anyio
 from asyncache.core import OrderError
 from asyncache.engine._base_hit import BaseHit, Landing
 from asyncache.engine._base_request import BaseRequest
+from asyncache.engine._gates import Gates
 
 
 class Hit(BaseHit[anyio.Event]):
@@ -81,7 +83,7 @@ class Request(BaseRequest[anyio.Event]):
         return Hit(
             landing,
             num_tokens=self._hit_tokens,
-            gates=self._runtime.gates,
+            gates=partial(Gates, self._runtime.board),
             check_open=self._open_state,
         )
 

@@ -25,10 +25,11 @@ from asyncache.core import (
     StartLoad,
     Stop,
 )
+from asyncache.devices import Device
 from asyncache.engine._base_hit import Signal
 from asyncache.engine._base_request import BaseRequest, ended
 from asyncache.engine._driver import Driver, Failure, News, Started, Told
-from asyncache.engine._gates import Board, Gates, Progress
+from asyncache.engine._gates import Board, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
 from asyncache.engine._observe import (
@@ -62,7 +63,7 @@ class Runtime(Generic[Q]):
         replica: Replica,
         linker: Linker | None,
         *,
-        slots: Slots,
+        device: Device,
         limits: Limits,
         observer: Observer | None,
         queues: Queues,
@@ -71,7 +72,8 @@ class Runtime(Generic[Q]):
         self.replica = replica
         self._layout = layout
         self.limits = limits
-        self.slots = slots
+        self._device = device
+        self.slots = Slots(layout, device)
         self.page_tokens = layout.page_tokens
         self.counters = Counters()
         self._teller = Teller(observer, queues, self.counters)
@@ -84,7 +86,7 @@ class Runtime(Generic[Q]):
         self._resting: set[Signal] = set()
         self.reports: Reports[Q] = Reports()
         self.is_closed = False
-        self.board = Board(limits.gate_s, queues, self._gate_timed_out)
+        self.board = Board(limits.gate_s, queues, self._gate_timed_out, device.new_word)
         self.health = Health(limits, queues.clock, self._teller.pass_on)
         self.driver = Driver(
             replica,
@@ -275,11 +277,19 @@ class Runtime(Generic[Q]):
         if self.transfers is not None:
             self.queues.out(self.transfers.stop_all)
 
-    # Gates.
+    # Forwards and gates.
 
-    def gates(self, loads: list[Progress]) -> Gates:
-        """Return the gates of some loads."""
-        return Gates(self.board, loads)
+    def leave_forward(self, number: int, stream: int | None) -> None:
+        """Let a forward finish: as soon as its stream has run all that it was given."""
+
+        def done() -> None:
+            if not self.queues.is_home():
+                self.queues.soon(done)
+                return
+            self.driver.finish_bracket(number)
+            self.driver.settle()
+
+        self._device.when_done(stream, done)
 
     def _gate_timed_out(self, seq: int) -> None:
         # From the thread of a forward, as likely as not.

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Protocol
 
 from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
+from asyncache.devices import Fence
 
-Landed = Callable[[int], None]
-"""Called with a layer once its slices, and those of all layers before, have landed.
 
-Layers that land together need one call, with the last of them.
-"""
+class Landed(Protocol):
+    """Takes note of layers, in order; those that land together need one call."""
+
+    def __call__(self, layer: int, fence: Fence | None = None, /) -> None:
+        """Take note that a layer's slices, and those of all before, have landed.
+
+        Args:
+            layer: The last of those that landed.
+            fence: Given where they have not yet: whoever waits for it finds them. The
+                call without one follows.
+        """
 
 
 class Outcome(Enum):

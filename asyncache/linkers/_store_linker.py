@@ -1,7 +1,8 @@
 """A store and a device, linked: pages go straight from one to the other.
 
 Where the host can address the device's memory, the store reads into it and writes from
-it in place. Elsewhere pages pass through a bounded staging buffer.
+it in place. Elsewhere pages pass through bounded staging buffers: while one is copied
+to the device, the store reads into the next.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from asyncache.core import (
 )
 from asyncache.devices import Device
 from asyncache.linkers._abc import Landed, Linker, Outcome
+from asyncache.linkers._flight import Flight
 from asyncache.linkers._staging import Staging
 from asyncache.stores import Status, Store
 
@@ -94,9 +96,11 @@ class StoreLinker(Linker):
         self._device = device
         self._batch_bytes = batch_bytes
         self._layer_groups = layer_groups
-        self._staging = Staging(num_staging, batch_bytes)
+        self._staging = Staging(device, num_staging, batch_bytes)
 
     async def open(self) -> None:
+        if not self._device.host_addressable:
+            await self._staging.open()
         await self._store.open()
 
     async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
@@ -111,14 +115,16 @@ class StoreLinker(Linker):
     async def load(self, plan: LoadPlan, landed: Landed) -> int:
         batches = self._batches(plan.pieces)
         good = plan.end
-        for layers in self._layer_runs():
-            for batch in batches:
-                if batch.start < good:
-                    num_good = await self._read(batch, layers)
-                    if num_good < len(batch.pages):
-                        good = min(good, batch.start + num_good)
-            if good == plan.end:
-                landed(layers[-1])
+        async with Flight(landed) as flight:
+            for layers in self._layer_runs():
+                for batch in batches:
+                    if batch.start < good:
+                        num_good = await self._read(batch, layers, flight)
+                        if num_good < len(batch.pages):
+                            good = min(good, batch.start + num_good)
+                if good == plan.end:
+                    flight.complete(layers[-1])
+            await flight.arrive()
         return good - plan.start
 
     async def offload(self, plan: OffloadPlan) -> Outcome:
@@ -136,7 +142,10 @@ class StoreLinker(Linker):
         return Outcome.STORED
 
     async def aclose(self) -> None:
-        await self._store.aclose()
+        try:
+            await self._store.aclose()
+        finally:
+            await self._staging.aclose()
 
     def _layer_runs(self) -> list[range]:
         count, groups = self.num_layers, self._layer_groups
@@ -158,36 +167,47 @@ class StoreLinker(Linker):
             pages, hashes = piece.pages[run], piece.hashes[run]
             yield Batch(space.pool, space, start, pages, hashes)
 
-    async def _read(self, batch: Batch, layers: range) -> int:
-        """Fill a batch; return how many of its leading pages are good."""
+    async def _read(self, batch: Batch, layers: range, flight: Flight) -> int:
+        """Fill a batch, or begin to; return how many of its leading pages are good."""
         own = range(layers.start, min(layers.stop, batch.space.num_layers))
         if not own:
             return len(batch.pages)
         which = None if len(own) == batch.space.num_layers else own
-        device, pages = self._device, batch.pages
-        if device.host_addressable:
-            views = device.page_views(batch.pool, pages, which)
-            return _num_good(
-                batch, await self._store.get_into(batch.keys, views, which)
-            )
-        async with self._staging.borrow() as buffer:
-            views = _cut_buffer(buffer, len(pages), len(own) * batch.space.layer_bytes)
+        if not self._device.host_addressable:
+            return await self._read_staged(batch, own, which, flight)
+        views = self._device.page_views(batch.pool, batch.pages, which)
+        statuses = await self._store.get_into(batch.keys, views, which)
+        return _num_good(batch, statuses)
+
+    async def _read_staged(
+        self, batch: Batch, own: range, which: range | None, flight: Flight
+    ) -> int:
+        size = len(own) * batch.space.layer_bytes
+        buffer = await self._staging.take()
+        copy = None
+        try:
+            views = _cut_buffer(buffer, len(batch.pages), size)
             statuses = await self._store.get_into(batch.keys, views, which)
             count = _num_good(batch, statuses)
             if count:
-                await device.write_pages(
-                    batch.pool, pages[:count], views[:count], which
-                )
-            return count
+                pages, source = batch.pages[:count], buffer[: count * size]
+                copy = self._device.start_write(batch.pool, pages, source, which)
+        finally:
+            if copy is None:
+                self._staging.give(buffer)
+        if copy is not None:
+            flight.add(copy, lambda: self._staging.give(buffer))
+        return count
 
     async def _write(self, batch: Batch) -> list[Status]:
         device, pages = self._device, batch.pages
         if device.host_addressable:
             views = device.page_views(batch.pool, pages)
             return await self._store.put(batch.keys, views)
+        size = batch.space.page_bytes
         async with self._staging.borrow_for_offload() as buffer:
-            views = _cut_buffer(buffer, len(pages), batch.space.page_bytes)
-            await device.read_pages(batch.pool, pages, views)
+            await device.read_pages(batch.pool, pages, buffer[: len(pages) * size])
+            views = _cut_buffer(buffer, len(pages), size)
             return await self._store.put(batch.keys, views)
 
 

@@ -54,7 +54,7 @@ class _Subject:
     device: Device
     pool: str
     random: Random = field(default_factory=partial(Random, 0))
-    memory: list[bytearray] = field(default_factory=list)
+    memory: bytearray = field(default_factory=bytearray)
 
     @property
     def num_layers(self) -> int:
@@ -85,17 +85,17 @@ class _Subject:
         contents: Sequence[bytes],
         layers: range | None = None,
     ) -> None:
-        sources = [[memoryview(content)] for content in contents]
-        await self.device.write_pages(self.pool, pages, sources, layers)
+        source = memoryview(b"".join(contents))
+        await self.device.write_pages(self.pool, pages, source, layers)
 
     async def read(
         self, pages: Sequence[int], layers: range | None = None
     ) -> list[bytes]:
         num_bytes = page_bytes(self.device.layout, self.pool, layers)
-        contents = [bytearray(num_bytes) for _ in pages]
-        targets = [[memoryview(content)] for content in contents]
-        await self.device.read_pages(self.pool, pages, targets, layers)
-        return [bytes(content) for content in contents]
+        target = bytearray(num_bytes * len(pages))
+        await self.device.read_pages(self.pool, pages, memoryview(target), layers)
+        starts = range(0, len(target), num_bytes)
+        return [bytes(target[start : start + num_bytes]) for start in starts]
 
 
 async def _check_shape(subject: _Subject) -> None:
@@ -155,18 +155,41 @@ async def _check_round_trip(subject: _Subject) -> None:
         _expect(await subject.read(ALL_PAGES) == expected, "nothing else is written")
 
 
-async def _check_pieces(subject: _Subject) -> None:
-    """Buffers of one layer each mean the same as one of all layers."""
-    (content,) = subject.contents(1)
-    size = len(content) // subject.num_layers
-    cuts = range(0, len(content), size)
-    pieces = [memoryview(content)[cut : cut + size] for cut in cuts]
-    await subject.device.write_pages(subject.pool, [1], [pieces])
-    _expect(await subject.read([1]) == [content], "a page may come in pieces")
-    target = bytearray(len(content))
-    pieces = [memoryview(target)[cut : cut + size] for cut in cuts]
-    await subject.device.read_pages(subject.pool, [1], [pieces])
-    _expect(target == content, "a page may go into pieces")
+async def _check_staging(subject: _Subject) -> None:
+    """Staging memory is memory, and copies go through it."""
+    contents = subject.contents(NUM_PAGES)
+    num_bytes = NUM_PAGES * len(contents[0])
+    device, pool = subject.device, subject.pool
+    memory = await device.allocate_staging(num_bytes + 1)
+    _expect(memory.nbytes == num_bytes + 1 and memory.format == "B", "bytes as asked")
+    _expect(not any(memory), "staging memory begins as zeros")
+    memory[:num_bytes] = b"".join(contents)
+    await device.write_pages(pool, ALL_PAGES, memory[:num_bytes])
+    _expect(await subject.read(ALL_PAGES) == contents, "from staging into pages")
+    await device.read_pages(pool, [2, 1], memory[1 : 1 + 2 * len(contents[0])])
+    there = bytes(memory[1 : 1 + 2 * len(contents[0])])
+    _expect(there == contents[2] + contents[1], "from pages into staging")
+    await device.free_staging(memory)
+
+
+async def _check_copies(subject: _Subject) -> None:
+    """Copies go on by themselves, and say when they are over, once."""
+    contents, over = subject.contents(2), list[int]()
+    source = memoryview(b"".join(contents))
+    copies = [
+        subject.device.start_write(subject.pool, pages, source)
+        for pages in ([3, 1], [0, 2])
+    ]
+    for number, copy in enumerate(copies):
+        copy.when_over(partial(over.append, number))
+    for copy in reversed(copies):
+        await copy.wait()
+        _expect(copy.is_over and copy.error is None, "a copy that is over")
+    _expect(sorted(over) == [0, 1], "each copy tells once that it is over")
+    copies[0].when_over(over.clear)
+    _expect(not over, "and at once if it is already")
+    found = await subject.read([0, 2, 3, 1])
+    _expect(found == contents * 2, "each copy brings its pages")
 
 
 async def _check_copy(subject: _Subject) -> None:
@@ -178,8 +201,8 @@ async def _check_copy(subject: _Subject) -> None:
 
 
 async def _check_nothing(subject: _Subject) -> None:
-    await subject.device.write_pages(subject.pool, [], [])
-    await subject.device.read_pages(subject.pool, [], [])
+    await subject.write([], [])
+    _expect(await subject.read([]) == [], "nothing is read")
     subject.device.copy_pages(subject.pool, [], [])
 
 
@@ -207,7 +230,9 @@ async def _check_bad_input(subject: _Subject) -> None:
     with _raises(ValueError):
         device.copy_pages(pool, [0, 1], [2])
     with _raises(ValueError):
-        await device.write_pages(f"no_{pool}", [], [])
+        await device.write_pages(f"no_{pool}", [], memoryview(b""))
+    with _raises(ValueError):
+        await device.read_pages(pool, [0], memoryview(one[0]))
     _expect(await subject.read(ALL_PAGES) == contents, "bad input changes nothing")
 
 
@@ -216,37 +241,35 @@ async def _check_close(device: Device) -> None:
     await device.aclose()
     await device.aclose()
     with _raises(ClosedError):
-        await device.write_pages(pool, [], [])
+        await device.write_pages(pool, [], memoryview(b""))
     with _raises(ClosedError):
         device.tensor(pool)
 
 
 async def _cancelled_write(subject: _Subject) -> None:
-    subject.memory[:] = map(bytearray, subject.contents(NUM_PAGES))
-    sources = [[memoryview(page)] for page in subject.memory]
-    await subject.device.write_pages(subject.pool, ALL_PAGES, sources)
+    subject.memory[:] = b"".join(subject.contents(NUM_PAGES))
+    source = memoryview(subject.memory)
+    await subject.device.write_pages(subject.pool, ALL_PAGES, source)
 
 
 async def _cancelled_read(subject: _Subject) -> None:
-    subject.memory[:] = map(bytearray, subject.contents(NUM_PAGES))
-    targets = [[memoryview(page)] for page in subject.memory]
-    await subject.device.read_pages(subject.pool, ALL_PAGES, targets)
+    subject.memory[:] = b"".join(subject.contents(NUM_PAGES))
+    target = memoryview(subject.memory)
+    await subject.device.read_pages(subject.pool, ALL_PAGES, target)
 
 
 async def _check_pages_are_left_alone(subject: _Subject) -> None:
     contents = subject.contents(NUM_PAGES)
     await subject.write(ALL_PAGES, contents)
-    for page in subject.memory:
-        page[:] = bytes(len(page))
+    subject.memory[:] = bytes(len(subject.memory))
     _expect(await subject.read(ALL_PAGES) == contents, "no write after the return")
 
 
 async def _check_targets_are_left_alone(subject: _Subject) -> None:
-    for page in subject.memory:
-        page[:] = bytes(len(page))
+    subject.memory[:] = bytes(len(subject.memory))
     await subject.write(ALL_PAGES, subject.contents(NUM_PAGES))
     await subject.read(ALL_PAGES)
-    _expect(not any(map(any, subject.memory)), "no read after the return")
+    _expect(not any(subject.memory), "no read after the return")
 
 
 @asynccontextmanager
@@ -283,7 +306,8 @@ _CHECKS = (
     _check_tensor,
     _check_views,
     _check_round_trip,
-    _check_pieces,
+    _check_staging,
+    _check_copies,
     _check_copy,
     _check_nothing,
     _check_bad_input,

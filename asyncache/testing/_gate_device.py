@@ -7,20 +7,18 @@ the call goes on waiting at the gate, finishes, and raises only then.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-import anyio
-import anyio.lowlevel
-
-from asyncache.core import AsyncacheError, DeviceError, KVLayout
-from asyncache.devices import Device
+from asyncache.core import DeviceError, KVLayout
+from asyncache.devices import Copy, Device
 from asyncache.testing._gate import Gate
 
 if TYPE_CHECKING:
     import torch
 
-Buffers = Sequence[Sequence[memoryview]]
+ByteString = bytes | bytearray | memoryview
 
 
 class GateDevice(Device):
@@ -31,8 +29,8 @@ class GateDevice(Device):
         is_open: Whether the gates are open before the test closes them.
 
     Attributes:
-        write_gate: Holds each :meth:`write_pages`.
-        read_gate: Holds each :meth:`read_pages`.
+        write_gate: Holds each :meth:`start_write`.
+        read_gate: Holds each :meth:`start_read`.
     """
 
     def __init__(self, inner: Device, *, is_open: bool = False) -> None:
@@ -58,39 +56,41 @@ class GateDevice(Device):
     ) -> list[list[memoryview]]:
         raise DeviceError(f"pool {pool!r} is not addressable by the host")
 
-    async def write_pages(
+    def start_write(
         self,
         pool: str,
         pages: Sequence[int],
-        sources: Buffers,
+        source: memoryview,
         layers: range | None = None,
-    ) -> None:
+    ) -> Copy:
+        old = self._contents(pool, pages, layers)
+        torn = halves(source, old, len(pages))
+        self._inner.start_write(pool, pages, memoryview(torn), layers).block()
+
         async def copy() -> None:
-            old = await self._contents(pool, pages, layers)
-            torn = _halves(_joined(sources), old)
-            await self._inner.write_pages(pool, pages, _buffers(torn), layers)
             await self.write_gate.pass_through()
-            await self._inner.write_pages(pool, pages, sources, layers)
+            await self._inner.start_write(pool, pages, source, layers).wait()
 
-        await _run_to_end(copy)
+        return TaskCopy(copy)
 
-    async def read_pages(
+    def start_read(
         self,
         pool: str,
         pages: Sequence[int],
-        targets: Buffers,
+        target: memoryview,
         layers: range | None = None,
-    ) -> None:
-        async def copy() -> None:
-            old = _joined(targets)
-            await self._inner.read_pages(pool, pages, targets, layers)
-            early = _joined(targets)
-            _fill(targets, _halves(early, old))
-            await self.read_gate.pass_through()
-            late = await self._contents(pool, pages, layers)
-            _fill(targets, _halves(early, late))
+    ) -> Copy:
+        old = bytes(target)
+        self._inner.start_read(pool, pages, target, layers).block()
+        early = bytes(target)
+        target[:] = halves(early, old, len(pages))
 
-        await _run_to_end(copy)
+        async def copy() -> None:
+            await self.read_gate.pass_through()
+            late = self._contents(pool, pages, layers)
+            target[:] = halves(early, late, len(pages))
+
+        return TaskCopy(copy)
 
     def copy_pages(
         self,
@@ -105,13 +105,36 @@ class GateDevice(Device):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def _contents(
+    def _contents(
         self, pool: str, pages: Sequence[int], layers: range | None = None
-    ) -> list[bytes]:
+    ) -> bytearray:
         num_bytes = page_bytes(self.layout, pool, layers)
-        contents = [bytearray(num_bytes) for _ in pages]
-        await self._inner.read_pages(pool, pages, _buffers(contents), layers)
-        return [bytes(page) for page in contents]
+        contents = bytearray(len(pages) * num_bytes)
+        self._inner.start_read(pool, pages, memoryview(contents), layers).block()
+        return contents
+
+
+class TaskCopy(Copy):
+    """A copy that a task makes, whatever becomes of whoever waits for it."""
+
+    _tasks: ClassVar[set[asyncio.Task[None]]] = set()
+
+    def __init__(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        super().__init__()
+        task = asyncio.create_task(self._run(work))  # noqa: TID251 - a copy outlives all
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        error: BaseException | None = None
+        try:
+            await work()
+        except BaseException as raised:  # noqa: BLE001 - it is the copy's, and is told
+            error = raised
+        self.finish(error)
+
+    def block(self) -> None:
+        """Do nothing: where there is no loop any more, no task copies any more."""
 
 
 def page_bytes(layout: KVLayout, pool: str, layers: range | None = None) -> int:
@@ -125,49 +148,13 @@ def page_bytes(layout: KVLayout, pool: str, layers: range | None = None) -> int:
     raise ValueError(f"pool must be one of {names}, not {pool!r}")
 
 
-async def _run_to_end(copy: Callable[[], Awaitable[None]]) -> None:
-    """Run a copy that has begun to its end, whatever becomes of the caller.
-
-    A task group waits for its children through any number of ``task.cancel()``.
-    """
-    await anyio.lowlevel.checkpoint()
-    failures: list[Exception] = []
-
-    async def run() -> None:
-        with anyio.CancelScope(shield=True):
-            try:
-                await copy()
-            except (AsyncacheError, TypeError, ValueError) as error:
-                failures.append(error)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-    for failure in failures:
-        raise failure
-
-
-def _halves(heads: Sequence[bytes], tails: Sequence[bytes]) -> list[bytes]:
+def halves(head: ByteString, tail: ByteString, count: int) -> bytearray:
     """Return pages of which the first half is a head's and the rest a tail's."""
-    torn = []
-    for head, tail in zip(heads, tails, strict=True):
-        if len(head) != len(tail):
-            raise ValueError(f"a page has {len(tail)} bytes, its buffers {len(head)}")
-        middle = len(head) // 2
-        torn.append(head[:middle] + tail[middle:])
+    if len(head) != len(tail):
+        raise ValueError(f"pages of {len(tail)} bytes, a buffer of {len(head)}")
+    torn = bytearray(tail)
+    size = len(torn) // count if count else 0
+    for start in range(0, size * count, size or 1):
+        middle = start + size // 2
+        torn[start:middle] = head[start:middle]
     return torn
-
-
-def _joined(pages: Buffers) -> list[bytes]:
-    return [b"".join(buffers) for buffers in pages]
-
-
-def _buffers(pages: Sequence[bytes | bytearray]) -> Buffers:
-    return [[memoryview(page)] for page in pages]
-
-
-def _fill(targets: Buffers, pages: Sequence[bytes]) -> None:
-    for buffers, page in zip(targets, pages, strict=True):
-        offset = 0
-        for buffer in buffers:
-            buffer.cast("B")[:] = page[offset : offset + buffer.nbytes]
-            offset += buffer.nbytes

@@ -107,7 +107,7 @@ async def _one_loop() -> OneLoop:
 
 
 def _our_signals(queues: OneLoop) -> float:
-    board = Board(30.0, queues, lambda seq: None)
+    board = Board(30.0, queues, lambda seq: None, lambda: None)
     loads = [board.progress(seq) for seq in range(REQUESTS)]
     gates = Gates(board, loads)
     with (watch := Stopwatch()):

@@ -76,7 +76,7 @@ async def test_one_tensor_a_layer_is_read_and_written_in_place():
     layers = [zeros(5, NUM_ELEMENTS) for _ in range(3)]
     device = adopt(layers)
     content = bytearray(range(256)) * 3
-    await device.write_pages("kv", [2], [[memoryview(content)]])
+    await device.write_pages("kv", [2], memoryview(content))
     raw = b"".join(bytes(layer[2].view(torch.uint8).tolist()) for layer in layers)
     assert raw == content
     assert sum(layer.count_nonzero() for layer in layers) <= 3 * NUM_ELEMENTS
@@ -96,7 +96,7 @@ async def test_layers_in_another_order_than_in_memory_are_told_apart():
     whole = zeros(5, 3, *SLICE)
     device = adopt([whole[:, 2], whole[:, 0], whole[:, 1]])
     content = bytearray(range(256)) * 3
-    await device.write_pages("kv", [1], [[memoryview(content)]])
+    await device.write_pages("kv", [1], memoryview(content))
     raw = bytes(whole[1].flatten().view(torch.uint8).tolist())
     assert raw == content  # each slice is the same 256 bytes, and none is missing
     assert not whole[[0, 2, 3, 4]].any()
@@ -121,8 +121,8 @@ async def test_a_single_page_is_a_pool():
         (zeros(1, 3, *SLICE).expand(5, -1, -1, -1, -1, -1), "share memory"),
         (zeros(5, 1, *SLICE).expand(-1, 3, -1, -1, -1, -1), "share memory"),
         (zeros(5, 3, *SLICE).requires_grad_(), "requires grad"),
-        (zeros(5, 3, *SLICE).to("meta"), "CPU tensor, not torch.strided on meta"),
-        (zeros(5, 3).to_sparse(), "dense CPU tensor"),
+        (zeros(5, 3, *SLICE).to("meta"), "CPU tensor, not one on meta"),
+        (zeros(5, 3).to_sparse(), "dense tensor, not torch.sparse"),
         ([zeros(5, *SLICE)] * 2, "3 layers in the layout, 2 in its tensors"),
         ([zeros(5, *SLICE)] * 3, "share memory"),
         ([zeros(5, *SLICE), zeros(5, *SLICE), zeros(4, *SLICE)], "layer 2 .* 4 pages"),

@@ -30,7 +30,7 @@ class HeldCopy:
     async def call(self, *, task_status):
         task_status.started(asyncio.current_task())
         try:
-            await self.thread.run(self.copy, num_bytes=INLINE_BYTES + 1)
+            await self.thread.start(self.copy, num_bytes=INLINE_BYTES + 1).wait()
         except asyncio.CancelledError:
             assert self.has_ended
             self.outcome = "cancelled"
@@ -79,7 +79,7 @@ async def test_a_timeout_is_a_timeout_once_the_copy_is_over():
     async def call():
         async with asyncio.timeout(None) as deadline:
             group.start_soon(expire_and_finish, deadline)
-            await held.thread.run(held.copy, num_bytes=INLINE_BYTES + 1)
+            await held.thread.start(held.copy, num_bytes=INLINE_BYTES + 1).wait()
 
     async with anyio.create_task_group() as group:
         with pytest.raises(TimeoutError):
@@ -105,7 +105,7 @@ async def test_closing_waits_for_the_copy_even_if_cancelled():
             closers.start_soon(close)
             await wait_all_tasks_blocked()
             with pytest.raises(ClosedError):
-                await held.thread.run(held.copy, num_bytes=1)
+                held.thread.start(held.copy, num_bytes=1)
             closers.cancel_scope.cancel()
             held.finish.set()
     assert held.thread.num_running == 0
@@ -115,8 +115,7 @@ def test_a_call_that_is_thrown_away_blocks_until_the_copy_is_over():
     held = HeldCopy()
 
     async def begin():
-        call = held.thread.run(held.copy, num_bytes=INLINE_BYTES + 1)
-        call.send(None)  # runs up to the checkpoint
+        call = held.thread.start(held.copy, num_bytes=INLINE_BYTES + 1).wait()
         call.send(None)  # runs up to the wait for the thread
         return call
 
@@ -136,5 +135,5 @@ async def test_what_a_copy_raises_comes_out_of_the_call():
 
     for num_bytes in (1, INLINE_BYTES + 1):
         with pytest.raises(MemoryError, match="no room"):
-            await thread.run(fail, num_bytes=num_bytes)
+            await thread.start(fail, num_bytes=num_bytes).wait()
     await thread.aclose()

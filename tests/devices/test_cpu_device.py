@@ -128,18 +128,18 @@ async def test_sources_may_be_read_only_and_targets_may_not():
     device = CpuDevice(LAYOUT, 2)
     content = bytes(range(256)) * 3 * 2 * 4 * 2 * 8
     content = content[: LAYOUT.space(LAYOUT.pools[0]).page_bytes]
-    await device.write_pages("kv", [1], [[memoryview(content)]])
+    await device.write_pages("kv", [1], memoryview(content))
     (views,) = device.page_views("kv", [1])
     assert views[0] == content
     with pytest.raises(ValueError, match="writable"):
-        await device.read_pages("kv", [1], [[memoryview(content)]])
+        await device.read_pages("kv", [1], memoryview(content))
 
 
 async def test_buffers_must_be_in_one_piece():
     device = CpuDevice(LAYOUT, 2)
     double = bytearray(2 * LAYOUT.space(LAYOUT.pools[0]).page_bytes)
     with pytest.raises(ValueError, match="contiguous"):
-        await device.write_pages("kv", [0], [[memoryview(double)[::2]]])
+        await device.write_pages("kv", [0], memoryview(double)[::2])
 
 
 @pytest.mark.parametrize("pages", [[True], [0.0], ["0"], torch.zeros(1)])

@@ -463,25 +463,26 @@ def test_tokens_computed_over_a_short_load_enter_neither_tree_nor_store(num_lost
 
 
 def test_gates_open_layer_by_layer_and_the_owner_may_wait_at_them():
-    store, device = memory_store(TOKENS), gate_device()
+    store, device = held_store(TOKENS), gate_device()
+    device.write_gate.open()
     with (
         blocking_scene(device=device, linker=staged(store, layer_groups=2)) as view,
         view.cache.request(TOKENS) as request,
     ):
-        hit = loading(view, device.write_gate, request)
+        hit = loading(view, store.get_gate, request)
         gates = view.cache.gates([request])
         assert [gates.is_open(layer) for layer in (0, 1)] == [False, False]
 
         async def let_one_pass():
-            device.write_gate.open()
-            device.write_gate.close()
+            store.get_gate.open()
+            store.get_gate.close()
 
         view._on_loop(let_one_pass())
         gates.wait_blocking(0)
         assert [gates.is_open(layer) for layer in (0, 1)] == [True, False]
         half = view.device.tensor("kv")[request.page_table["kv"][2], 0]
         assert half.contiguous().numpy().tobytes() == content(TOKENS, 2)[:32]
-        view.open(device.write_gate)
+        view.open(store.get_gate)
         gates.wait_blocking(1)
         assert hit.wait().gates.num_open == float("inf")
         check_pages(view.device, request, TOKENS, 3 * PAGE)

@@ -38,7 +38,7 @@ class HeldForward:
     async def run(self, requests):
         """Run within a bracket, to its end, as a serving loop does."""
         with self._view.cache.forward(requests):
-            await self._thread.run(self._write, num_bytes=2**30)
+            await self._thread.start(self._write, num_bytes=2**30).wait()
         self.over.set()
         await self._thread.aclose()
 

@@ -388,9 +388,9 @@ async def whole_life(view):
             request.append(tokens[len(TOKENS) :])
             request.extend(len(tokens))
             with view.cache.forward([request]):
-                await thread.run(
+                await thread.start(
                     lambda: compute(view.device, request, tokens, 3), num_bytes=2**30
-                )
+                ).wait()
             request.commit(len(tokens))
         await view.cache.step()
         await view.cache.drain()

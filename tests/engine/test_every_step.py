@@ -27,7 +27,7 @@ from asyncache.testing import (
     fail_nth,
 )
 from asyncache.testing._cancel import Cancellation, cancel_after
-from asyncache.testing._gate_device import _buffers, _fill, _halves, _joined
+from asyncache.testing._gate_device import TaskCopy, halves
 from asyncache.testing._nth import noting
 from tests.engine.scenarios import ATTACHES, DETACHES_AND_ATTACHES, SCENARIOS
 from tests.engine.scene import LAYOUT, PAGE, scene, turns
@@ -233,25 +233,26 @@ class FaultyDevice(GateDevice):
         self._how = how
         self._fuse = fuse
 
-    async def write_pages(self, pool, pages, sources, layers=None):
+    def start_write(self, pool, pages, source, layers=None):
         if not self._fuse.trips():
-            return await super().write_pages(pool, pages, sources, layers)
-        if self._how is not Break.AT_ONCE:
-            old = await self._contents(pool, pages, layers)
-            torn = _buffers(_halves(_joined(sources), old))
-            await self._inner.write_pages(pool, pages, torn, layers)
-        return self._break()
+            return super().start_write(pool, pages, source, layers)
+        if self._how is Break.AT_ONCE:
+            raise DeviceError("injected")
+        torn = halves(source, self._contents(pool, pages, layers), len(pages))
+        self._inner.start_write(pool, pages, memoryview(torn), layers).block()
+        return TaskCopy(self._break)
 
-    async def read_pages(self, pool, pages, targets, layers=None):
+    def start_read(self, pool, pages, target, layers=None):
         if not self._fuse.trips():
-            return await super().read_pages(pool, pages, targets, layers)
-        if self._how is not Break.AT_ONCE:
-            old = _joined(targets)
-            await self._inner.read_pages(pool, pages, targets, layers)
-            _fill(targets, _halves(_joined(targets), old))
-        return self._break()
+            return super().start_read(pool, pages, target, layers)
+        if self._how is Break.AT_ONCE:
+            raise DeviceError("injected")
+        old = bytes(target)
+        self._inner.start_read(pool, pages, target, layers).block()
+        target[:] = halves(target, old, len(pages))
+        return TaskCopy(self._break)
 
-    def _break(self) -> None:
+    async def _break(self) -> None:
         if self._how is Break.CANCELLED:
             raise asyncio.CancelledError
         raise DeviceError("injected")

@@ -7,6 +7,7 @@ from array import array
 import anyio
 import pytest
 import torch
+from anyio import wait_all_tasks_blocked
 
 from asyncache.core import (
     Asked,
@@ -80,6 +81,12 @@ def meant(position, pool=KV, layout=LAYOUT):
     return content(TOKENS, position, pool, layout)
 
 
+async def linked(store, device, **options):
+    linker = StoreLinker(store, device, **options)
+    await linker.open()
+    return linker
+
+
 @pytest.mark.parametrize("layer_groups", [1, 2, 3, 4])
 @pytest.mark.parametrize("pages_a_batch", [1, 2, 100])
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +94,7 @@ async def test_a_load_brings_each_page_to_its_number_and_touches_no_other(
     kind, pages_a_batch, layer_groups
 ):
     device, landed = make_device(kind), []
-    linker = StoreLinker(
+    linker = await linked(
         await stored(),
         device,
         layer_groups=layer_groups,
@@ -106,7 +113,7 @@ async def test_a_load_brings_each_page_to_its_number_and_touches_no_other(
 async def test_layers_land_in_order_and_only_once_all_pages_have_them(kind):
     device, landed = make_device(kind), []
     store = GateStore(await stored(), is_open=True)
-    linker = StoreLinker(store, device, layer_groups=2, batch_bytes=2 * PAGE_BYTES)
+    linker = await linked(store, device, layer_groups=2, batch_bytes=2 * PAGE_BYTES)
 
     def note(last):
         size = LAYOUT.space(KV).layer_bytes
@@ -121,6 +128,7 @@ async def test_layers_land_in_order_and_only_once_all_pages_have_them(kind):
         group.start_soon(linker.load, load_plan([4, 5, 6]), note)
         for count, expected in ((1, []), (2, []), (3, [1]), (4, [1])):
             await store.get_gate.wait_arrived(count)
+            await wait_all_tasks_blocked()  # what was copied meanwhile is there
             assert landed == expected
             store.get_gate.open()
             store.get_gate.close()
@@ -137,7 +145,7 @@ async def test_a_bad_page_ends_the_load_before_it_and_no_layer_lands(kind, bad, 
     store = FaultyStore(
         inner, fault, keys=keys(TOKENS, None, KV, LAYOUT)[bad : bad + 1]
     )
-    linker = StoreLinker(store, device, layer_groups=2, batch_bytes=2 * PAGE_BYTES)
+    linker = await linked(store, device, layer_groups=2, batch_bytes=2 * PAGE_BYTES)
     assert await linker.load(load_plan([8, 9, 10, 11, 12]), landed.append) == bad
     assert landed == []
     for position in range(bad):
@@ -169,13 +177,13 @@ async def test_one_corrupt_layer_slice_on_disk_ends_the_load_before_its_page(tmp
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_offload_stores_each_page_under_its_key(kind, pages_a_batch):
     device, store = make_device(kind), MemoryStore(2**20)
-    linker = StoreLinker(store, device, batch_bytes=pages_a_batch * PAGE_BYTES)
+    linker = await linked(store, device, batch_bytes=pages_a_batch * PAGE_BYTES)
     pages = [9, 2, 5, 1, 14]
     for position, page in enumerate(pages):
         write(device, page, meant(position))
     assert await linker.offload(offload_plan(pages)) is Outcome.STORED
     back = make_device(kind)
-    again = StoreLinker(store, back)
+    again = await linked(store, back)
     assert await again.load(load_plan([0, 1, 2, 3, 4]), lambda layer: None) == 5
     assert [read(back, page) for page in range(5)] == [meant(p) for p in range(5)]
 
@@ -195,13 +203,13 @@ async def test_what_became_of_an_offload_is_what_became_of_its_worst_page(
 ):
     names = keys(TOKENS, None, KV, LAYOUT)[bad : bad + 1]
     store = FaultyStore(MemoryStore(2**20), fault, keys=names)
-    linker = StoreLinker(store, make_device("pages"), batch_bytes=2 * PAGE_BYTES)
+    linker = await linked(store, make_device("pages"), batch_bytes=2 * PAGE_BYTES)
     assert await linker.offload(offload_plan([0, 1, 2, 3, 4])) is outcome
 
 
 async def test_an_offload_below_a_page_that_is_gone_is_not_begun():
     store = MemoryStore(2**20)
-    linker = StoreLinker(store, make_device("pages"))
+    linker = await linked(store, make_device("pages"))
     plan = offload_plan([3, 4], start=1, parent=hashes()[0])
     assert await linker.offload(plan) is Outcome.PARENT_MISSING
     assert store.num_pages == 0
@@ -213,7 +221,7 @@ async def test_an_offload_below_a_page_that_is_gone_is_not_begun():
 async def test_a_lookup_tells_each_page_of_each_pool():
     store = MemoryStore(2**20)
     names = hashes(HYBRID)
-    linker = StoreLinker(store, make_device("pages", HYBRID))
+    linker = await linked(store, make_device("pages", HYBRID))
     full, window = HYBRID.space(KV), HYBRID.space(SWA)
     for space, positions in ((full, (0, 1, 2)), (window, (1, 3))):
         for position in positions:
@@ -275,7 +283,7 @@ async def test_two_pools_come_back_with_the_window_only(kind, layer_groups):
 async def test_a_hung_put_leaves_a_buffer_to_reads_and_buffers_are_bounded():
     store = GateStore(await stored(), is_open=True)
     device = make_device("staged")
-    linker = StoreLinker(store, device, num_staging=2)
+    linker = await linked(store, device, num_staging=2)
     store.put_gate.close()
     async with anyio.create_task_group() as group:
         for page in range(3):
@@ -290,7 +298,7 @@ async def test_a_hung_put_leaves_a_buffer_to_reads_and_buffers_are_bounded():
 
 async def test_one_buffer_serves_all_in_turn():
     store = await stored()
-    linker = StoreLinker(store, make_device("staged"), num_staging=1)
+    linker = await linked(store, make_device("staged"), num_staging=1)
     async with anyio.create_task_group() as group:
         for page in range(4):
             group.start_soon(linker.offload, offload_plan([page]))
@@ -317,12 +325,12 @@ async def test_shards_of_a_page_have_keys_of_their_own():
     devices = [make_device("pages"), make_device("pages")]
     for rank, device in enumerate(devices):
         device.tensor("kv").fill_(rank)
-        linker = StoreLinker(store, device, rank=rank, num_ranks=2)
+        linker = await linked(store, device, rank=rank, num_ranks=2)
         await linker.offload(offload_plan([0, 1]))
     assert store.num_pages == 4
     for rank in (0, 1):
         device = make_device("pages")
-        linker = StoreLinker(store, device, rank=rank, num_ranks=2)
+        linker = await linked(store, device, rank=rank, num_ranks=2)
         assert await linker.load(load_plan([2, 3]), lambda layer: None) == 2
         assert torch.equal(
             device.tensor("kv")[2:4], torch.full_like(device.tensor("kv")[2:4], rank)

@@ -991,15 +991,15 @@ DEFECTS = [
         "a gate opens one layer early",
         "L1",
         "engine/_gates.py",
-        "return all(load.is_over or load.num_landed > layer for",
-        "return all(load.is_over or load.num_landed >= layer > 0 for",
+        "return self.is_over or self.num_landed > layer",
+        "return self.is_over or self.num_landed >= layer > 0",
     ),
     Defect(
         "a load whose gate had to be forced open may still land as good",
         "L1",
         "engine/_gates.py",
         """\
-                self._board.give_up(load.seq)
+            self.give_up(load.seq)
 """,
         "",
     ),

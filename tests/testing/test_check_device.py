@@ -18,10 +18,11 @@ LAYOUT = KVLayout(
 
 
 class WritesAllLayers(CpuDevice):
-    async def write_pages(self, pool, pages, sources, layers=None):
-        await super().write_pages(pool, pages, sources, layers)
+    def start_write(self, pool, pages, source, layers=None):
+        copy = super().start_write(pool, pages, source, layers)
         if layers == range(1, 2):
             self.tensor(pool)[pages[0], 0] = 0
+        return copy
 
 
 class ForgetsToCopy(CpuDevice):
@@ -41,9 +42,9 @@ class HandsOutACopyOfTheTensor(CpuDevice):
 
 
 class TakesAnyPage(CpuDevice):
-    async def write_pages(self, pool, pages, sources, layers=None):
+    def start_write(self, pool, pages, source, layers=None):
         in_pool = [page % self.num_pages[pool] for page in pages]
-        await super().write_pages(pool, in_pool, sources, layers)
+        return super().start_write(pool, in_pool, source, layers)
 
 
 class WritesLate(CpuDevice):
@@ -51,17 +52,32 @@ class WritesLate(CpuDevice):
 
     late = None
 
-    async def write_pages(self, pool, pages, sources, layers=None):
+    async def write_pages(self, pool, pages, source, layers=None):
         try:
-            await super().write_pages(pool, pages, sources, layers)
+            await super().write_pages(pool, pages, source, layers)
         except asyncio.CancelledError:
-            self.late = (pool, pages, sources, layers)
+            self.late = (pool, pages, source, layers)
             raise
 
-    async def read_pages(self, pool, pages, targets, layers=None):
+    async def read_pages(self, pool, pages, target, layers=None):
         if self.late is not None:
             await super().write_pages(*self.late)
-        await super().read_pages(pool, pages, targets, layers)
+        await super().read_pages(pool, pages, target, layers)
+
+
+class NeverTells(CpuDevice):
+    """As one that only whoever waits hears from: staging would never come back."""
+
+    def start_write(self, pool, pages, source, layers=None):
+        copy = super().start_write(pool, pages, source, layers)
+        copy.when_over = lambda call: None
+        return copy
+
+
+class CutsStaging(CpuDevice):
+    async def allocate_staging(self, num_bytes):
+        memory = await super().allocate_staging(num_bytes)
+        return memory[: num_bytes - 1]
 
 
 class CannotBeClosedTwice(CpuDevice):
@@ -78,6 +94,8 @@ class CannotBeClosedTwice(CpuDevice):
         (HandsOutCopies, "views write through"),
         (HandsOutACopyOfTheTensor, "the pages themselves"),
         (TakesAnyPage, "ValueError was not raised"),
+        (NeverTells, "each copy tells once"),
+        (CutsStaging, "bytes as asked"),
         (WritesLate, "no write after the return"),
         (CannotBeClosedTwice, "closed twice"),
     ],

@@ -79,8 +79,7 @@ async def test_closing_a_closed_gate_loses_nobody():
 async def test_a_held_write_is_half_done():
     inner, device = make_device()
     async with anyio.create_task_group() as group:
-        sources = [[memoryview(NEW)]]
-        group.start_soon(device.write_pages, "kv", [0], sources)
+        group.start_soon(device.write_pages, "kv", [0], memoryview(NEW))
         await device.write_gate.wait_arrived()
         assert (content(inner, 0), content(inner, 1)) == (TORN, OLD)
         device.write_gate.open()
@@ -91,7 +90,7 @@ async def test_a_held_read_is_half_done_and_sees_what_changes_meanwhile():
     inner, device = make_device()
     target = bytearray(b"........")
     async with anyio.create_task_group() as group:
-        group.start_soon(device.read_pages, "kv", [0], [[memoryview(target)]])
+        group.start_soon(device.read_pages, "kv", [0], memoryview(target))
         await device.read_gate.wait_arrived()
         assert target == b"oooo...."
         inner.page_views("kv", [0])[0][0][:] = NEW
@@ -109,7 +108,7 @@ async def test_a_copy_from_page_to_page_is_held_by_no_gate():
 async def test_a_copy_that_has_begun_survives_a_cancelled_scope():
     inner, device = make_device()
     async with anyio.create_task_group() as group:
-        group.start_soon(device.write_pages, "kv", [0], [[memoryview(NEW)]])
+        group.start_soon(device.write_pages, "kv", [0], memoryview(NEW))
         await device.write_gate.wait_arrived()
         group.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
@@ -126,7 +125,7 @@ async def test_a_copy_that_has_begun_survives_native_cancellations():
     async def write(*, task_status):
         task_status.started(asyncio.current_task())
         try:
-            await device.write_pages("kv", [0], [[memoryview(NEW)]])
+            await device.write_pages("kv", [0], memoryview(NEW))
         except asyncio.CancelledError:
             seen.append(content(inner, 0))
             raise

@@ -355,7 +355,7 @@ def test_a_copy_is_torn_while_it_is_under_way():
         device = SimulatedDevice(LAYOUT, 4, copy_s=lambda: 1.0)
         page = bytes(range(device.page("kv", 0).nbytes))
         async with anyio.create_task_group() as group:
-            group.start_soon(device.write_pages, "kv", [2], [[memoryview(page)]])
+            group.start_soon(device.write_pages, "kv", [2], memoryview(page))
             await anyio.sleep(0.5)
             half = len(page) // 2
             assert device.page("kv", 2)[:half] == page[:half]
@@ -375,14 +375,14 @@ def test_a_device_fails_in_three_ways(mishap, touched):
         device = SimulatedDevice(LAYOUT, 4, weather=weather)
         page = bytes(device.page("kv", 0).nbytes)
         with pytest.raises(DeviceError):
-            await device.write_pages("kv", [1], [[memoryview(page)]])
+            await device.write_pages("kv", [1], memoryview(page))
         assert bytes(device.page("kv", 1)).count(0) == touched * len(page)
         with weather.paused():
             if mishap is Mishap.DIE:
                 with pytest.raises(DeviceError):
-                    await device.write_pages("kv", [1], [[memoryview(page)]])
+                    await device.write_pages("kv", [1], memoryview(page))
             else:
-                await device.write_pages("kv", [1], [[memoryview(page)]])
+                await device.write_pages("kv", [1], memoryview(page))
         assert ("dead" in repr(device)) == (mishap is Mishap.DIE)
 
     run(main, dice=None)

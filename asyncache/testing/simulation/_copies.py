@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import anyio
 
@@ -21,12 +21,12 @@ Move = tuple[memoryview, memoryview]
 
 
 @dataclass(eq=False, slots=True)
-class Copy:
+class Running:
     """One copy under way."""
 
     number: int
     moves: Sequence[Move]
-    over: anyio.Event = field(default_factory=anyio.Event)
+    ended: Callable[[], None]
     timer: asyncio.TimerHandle | None = None
 
 
@@ -34,7 +34,7 @@ class Copies:
     """All copies of one machine that are under way."""
 
     def __init__(self) -> None:
-        self.running: dict[Copy, None] = {}
+        self.running: dict[Running, None] = {}
         self._numbers = itertools.count(1)
         self.num_changes = 0
         """Counts begins and ends."""
@@ -49,33 +49,38 @@ class Copies:
             duration_s: From its begin to its end, in the loop's time.
             recallable: Whether a cancellation stops it at once, half-way.
         """
-        copy = Copy(next(self._numbers), moves)
-        self._begin(copy, duration_s)
+        over = anyio.Event()
+        copy = self.start(moves, duration_s, over.set)
         recall = (lambda: self._end(copy)) if recallable else None
-        await outlast(copy.over, on_cancel=recall)
+        await outlast(over, on_cancel=recall)
 
-    def _begin(self, copy: Copy, duration_s: float) -> None:
+    def start(
+        self, moves: Sequence[Move], duration_s: float, ended: Callable[[], None]
+    ) -> Running:
+        """Begin to copy; make a call once no byte moves any more."""
         self.num_changes += 1
+        copy = Running(next(self._numbers), moves, ended)
         self.running[copy] = None
         for target, source in copy.moves:
             half = len(target) // 2
             target[:half] = source[:half]
         loop = asyncio.get_running_loop()
         copy.timer = loop.call_later(duration_s, self._finish, copy)
+        return copy
 
-    def _finish(self, copy: Copy) -> None:
+    def _finish(self, copy: Running) -> None:
         for target, source in copy.moves:
             half = len(target) // 2
             target[half:] = source[half:]
         self._end(copy)
 
-    def _end(self, copy: Copy) -> None:
+    def _end(self, copy: Running) -> None:
         if copy in self.running:
             self.num_changes += 1
             del self.running[copy]
             assert copy.timer is not None
             copy.timer.cancel()
-            copy.over.set()
+            copy.ended()
 
 
 def pair(

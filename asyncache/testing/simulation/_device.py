@@ -6,11 +6,8 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import anyio
-import anyio.lowlevel
-
 from asyncache.core import DeviceError, KVLayout
-from asyncache.devices import CpuDevice, Device
+from asyncache.devices import Copy, CpuDevice, Device
 from asyncache.testing.simulation._copies import Copies, Move, pair
 from asyncache.testing.simulation._mishaps import Mishap, Weather
 
@@ -19,7 +16,6 @@ if TYPE_CHECKING:
 
 POISON = 0xEE
 """What pages hold that nobody wrote."""
-Buffers = Sequence[Sequence[memoryview]]
 
 
 def no_time() -> float:
@@ -107,27 +103,29 @@ class SimulatedDevice(Device):
             raise DeviceError(f"pool {pool!r} is not addressable by the host")
         return self._inner.page_views(pool, pages, layers)
 
-    async def write_pages(
+    def start_write(
         self,
         pool: str,
         pages: Sequence[int],
-        sources: Buffers,
+        source: memoryview,
         layers: range | None = None,
-    ) -> None:
-        targets = self._views(pool, pages, layers)
-        await self._copy(_moves(targets, sources))
+    ) -> Copy:
+        if len(set(pages)) != len(pages):
+            raise ValueError(f"pages to write must differ, got {list(pages)}")
+        views = self._views(pool, pages, source, layers)
+        return self._start(list(pair(views, [source])))
 
-    async def read_pages(
+    def start_read(
         self,
         pool: str,
         pages: Sequence[int],
-        targets: Buffers,
+        target: memoryview,
         layers: range | None = None,
-    ) -> None:
-        if any(target.readonly for buffers in targets for target in buffers):
-            raise ValueError("targets must be writable")
-        sources = self._inner.page_views(pool, pages, layers)
-        await self._copy(_moves(targets, sources))
+    ) -> Copy:
+        if target.readonly:
+            raise ValueError("the buffer must be writable")
+        views = self._views(pool, pages, target, layers)
+        return self._start(list(pair([target], views)))
 
     def copy_pages(
         self,
@@ -143,39 +141,46 @@ class SimulatedDevice(Device):
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def _views(self, pool: str, pages: Sequence[int], layers: range | None) -> Buffers:
-        if len(set(pages)) != len(pages):
-            raise ValueError(f"pages to write must differ, got {list(pages)}")
-        return self._inner.page_views(pool, pages, layers)
+    def _views(
+        self,
+        pool: str,
+        pages: Sequence[int],
+        buffer: memoryview,
+        layers: range | None,
+    ) -> list[memoryview]:
+        in_pages = self._inner.page_views(pool, pages, layers)
+        views = [view for page in in_pages for view in page]
+        num_bytes = sum(map(len, views))
+        if num_bytes != len(buffer):
+            raise ValueError(f"pages of {num_bytes} bytes, a buffer of {len(buffer)}")
+        return views
 
-    async def _copy(self, moves: Sequence[Move]) -> None:
-        # The last moment at which a cancelled call has touched nothing.
-        await anyio.lowlevel.checkpoint()
+    def _start(self, moves: list[Move]) -> Copy:
         if self._is_dead or self._weather.strikes(Mishap.REFUSE):
             raise DeviceError("the copy was refused")
         is_torn = self._weather.strikes(Mishap.TEAR)
         if is_torn:
-            moves = [(target[: len(target) // 2], source) for target, source in moves]
-            moves = [(target, source[: len(target)]) for target, source in moves]
-        await self._copies.run(moves, self._copy_s())
-        self._is_dead = self._is_dead or self._weather.strikes(Mishap.DIE)
-        if is_torn or self._is_dead:
-            raise DeviceError("the device died" if self._is_dead else "the copy tore")
+            moves = [
+                (target[: len(target) // 2], source[: len(target) // 2])
+                for target, source in moves
+            ]
+        copy = _VirtualCopy()
+
+        def ended() -> None:
+            self._is_dead = self._is_dead or self._weather.strikes(Mishap.DIE)
+            why = "the device died" if self._is_dead else "the copy tore"
+            copy.finish(DeviceError(why) if is_torn or self._is_dead else None)
+
+        self._copies.start(moves, self._copy_s(), ended)
+        return copy
+
+
+class _VirtualCopy(Copy):
+    """A copy that takes no time but the loop's."""
+
+    def block(self) -> None:
+        raise AssertionError("a simulated copy ends only while its loop runs")
 
 
 def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def _moves(targets: Buffers, sources: Buffers) -> list[Move]:
-    if len(targets) != len(sources):
-        raise ValueError(f"{len(targets)} pages to copy {len(sources)} to")
-    moves: list[Move] = []
-    for to, origin in zip(targets, sources, strict=True):
-        sizes = sum(map(len, to)), sum(map(len, origin))
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"a page has {sizes[0]} bytes in one place, {sizes[1]} in the other"
-            )
-        moves += pair(to, origin)
-    return moves

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from asyncache.core import Holding, LoadState, PageState, Replica, RequestState
 from asyncache.testing.simulation._contents import Contents
-from asyncache.testing.simulation._copies import Copies, Copy
+from asyncache.testing.simulation._copies import Copies, Running
 from asyncache.testing.simulation._device import SimulatedDevice
 from asyncache.testing.simulation._errors import LawError
 
@@ -60,7 +60,7 @@ class Laws:
             for page in range(device.num_pages[name])
         }
         self._everything = frozenset(self._free)
-        self._owners: dict[Copy, list[tuple[Place, LoadState]]] = {}
+        self._owners: dict[Running, list[tuple[Place, LoadState]]] = {}
         self._seen = (0, 0)
         self.forwards: dict[Writing, None] = {}
         """Forwards that are under way."""
@@ -125,7 +125,7 @@ class Laws:
                     )
 
     def _begun(
-        self, copy: Copy, holders: dict[Place, Holding]
+        self, copy: Running, holders: dict[Place, Holding]
     ) -> list[tuple[Place, LoadState]]:
         """Return which pages a copy writes, and who holds them as it begins."""
         begun = []
@@ -140,7 +140,7 @@ class Laws:
             begun.append((place, holding.holder))
         return begun
 
-    def _places(self, copy: Copy) -> list[Place]:
+    def _places(self, copy: Running) -> list[Place]:
         found: dict[Place, None] = {}
         for target, _ in copy.moves:
             place = self._device.locate(target)
