@@ -13,6 +13,8 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
+from tests.softcuda import driver_line
+
 # No profile has a deadline: a busy machine is not a bug.
 settings.register_profile("dev", deadline=None)
 settings.register_profile(
@@ -36,6 +38,10 @@ GRACE_S = 5.0
 # A shell that starts this in the background has it ignore Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    return driver_line()
 
 
 @pytest.fixture(autouse=True)
