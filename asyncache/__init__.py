@@ -34,6 +34,7 @@ _ROOM_OF = {
     "ClosedError": "core",
     "Counters": "engine",
     "CpuDevice": "devices",
+    "CudaDevice": "devices",
     "Device": "devices",
     "DeviceError": "core",
     "Event": "engine",
@@ -132,6 +133,7 @@ if TYPE_CHECKING:
     )
     from asyncache.devices import (
         CpuDevice as CpuDevice,
+        CudaDevice as CudaDevice,
         Device as Device,
         PageOrder as PageOrder,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+import anyio
 import torch
 
 from asyncache.core import ClosedError, DeviceError
@@ -88,6 +90,12 @@ class _Subject:
         source = memoryview(b"".join(contents))
         await self.device.write_pages(self.pool, pages, source, layers)
 
+    async def settle(self) -> None:
+        """Wait until the current stream has run all that it was given."""
+        loop, done = asyncio.get_running_loop(), anyio.Event()
+        self.device.when_done(None, lambda: loop.call_soon_threadsafe(done.set))
+        await done.wait()
+
     async def read(
         self, pages: Sequence[int], layers: range | None = None
     ) -> list[bytes]:
@@ -119,6 +127,7 @@ async def _check_tensor(subject: _Subject) -> None:
         raw = tensor[page].contiguous().flatten().view(torch.uint8)
         _expect(bytes(raw.tolist()) == content, "tensor() shows the pages")
     tensor[3].zero_()
+    await subject.settle()
     (content,) = await subject.read([3])
     _expect(not any(content), "tensor() is the pages themselves")
 
@@ -196,6 +205,7 @@ async def _check_copy(subject: _Subject) -> None:
     contents = subject.contents(NUM_PAGES)
     await subject.write(ALL_PAGES, contents)
     subject.device.copy_pages(subject.pool, [2, 2], [0, 3])
+    await subject.settle()
     expected = [contents[page] for page in (2, 1, 2, 2)]
     _expect(await subject.read(ALL_PAGES) == expected, "pages are copied, no others")
 

@@ -1,0 +1,114 @@
+"""Pinned host memory: what an accelerator copies from and to by itself.
+
+Pinning takes about a tenth of a second a gigabyte and holds locks of the driver, so it
+is done in pieces, on a thread, before anything is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from asyncache.core import DeviceError
+from asyncache.devices._cuda_api import Context, check, cuda
+from asyncache.devices._staging import allocate
+from asyncache.threads import outlast, when_over
+
+# One call for very much memory fails whatever is free.
+_CHUNK_BYTES = 2**30
+_HOST_PAGE = 4096
+_FLAGS = cuda.CU_MEMHOSTREGISTER_PORTABLE
+
+
+class PinnedMemory:
+    """All pinned memory of a device."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="asyncache-pin")
+        self._pinned: dict[int, memoryview] = {}
+        """What is pinned, by its address; kept until it no longer is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are pinned now."""
+        return sum(memory.nbytes for memory in self._pinned.values())
+
+    async def allocate(self, num_bytes: int) -> memoryview:
+        """Return pinned zeros, format "B".
+
+        Raises:
+            DeviceError: If there is not enough memory that can be pinned.
+        """
+        memory = allocate(num_bytes)
+        errors: list[DeviceError] = []
+
+        def pin() -> None:
+            try:
+                self._pin(memory)
+            except DeviceError as error:
+                errors.append(error)
+
+        try:
+            await self._run(pin)
+        except BaseException:
+            await self.free(memory)
+            raise
+        if errors:
+            raise errors[0]
+        return memory
+
+    async def free(self, memory: memoryview) -> None:
+        """Unpin memory that no copy uses any more; cancelled or not, it is then."""
+        address = _address(memory)
+        if address in self._pinned:
+            await self._run(lambda: self._unpin(address))
+
+    async def aclose(self) -> None:
+        """Unpin all; cancelled or not, nothing is pinned then."""
+        try:
+            await self._run(self._unpin_all)
+        finally:
+            self._executor.shutdown(wait=False)
+
+    async def _run(self, job: Callable[[], None]) -> None:
+        await outlast(when_over([self._executor.submit(job)]))
+
+    # On the thread.
+
+    def _pin(self, memory: memoryview) -> None:
+        address, num_bytes = _address(memory), memory.nbytes
+        # The driver would touch each page under its locks.
+        np.frombuffer(memory, dtype=np.uint8)[::_HOST_PAGE] = 0
+        starts = range(address, address + num_bytes, _CHUNK_BYTES)
+        with self._context:
+            for count, start in enumerate(starts):
+                size = min(_CHUNK_BYTES, address + num_bytes - start)
+                try:
+                    check(
+                        cuda.cuMemHostRegister(start, size, _FLAGS),
+                        f"{num_bytes} bytes of host memory could not be pinned",
+                    )
+                except DeviceError:
+                    for pinned in starts[:count]:
+                        cuda.cuMemHostUnregister(pinned)
+                    raise
+        self._pinned[address] = memory
+
+    def _unpin(self, address: int) -> None:
+        memory = self._pinned[address]
+        with self._context:
+            for start in range(address, address + memory.nbytes, _CHUNK_BYTES):
+                # It fails where the GPU is lost, and then nothing is pinned any more.
+                cuda.cuMemHostUnregister(start)
+        del self._pinned[address]
+
+    def _unpin_all(self) -> None:
+        for address in list(self._pinned):
+            self._unpin(address)
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
