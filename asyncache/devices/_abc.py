@@ -166,7 +166,7 @@ class Device(ABC):
         Ordinary memory ends with the last view of it.
         """
 
-    def when_done(self, stream: int | None, call: Callable[[], None]) -> None:
+    def when_done(self, stream: int | None, call: Callable[[], object]) -> None:
         """Make a call once a stream has run all that it was given until now.
 
         Host memory has no streams: what was computed there was when it returned.

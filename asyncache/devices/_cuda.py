@@ -229,7 +229,7 @@ class CudaDevice(PooledDevice):
         if self._context.is_of_this_process and not self._is_free:
             await self._pinned.free(memory)
 
-    def when_done(self, stream: int | None, call: Callable[[], None]) -> None:
+    def when_done(self, stream: int | None, call: Callable[[], object]) -> None:
         if self.failure is not None or not self._context.is_of_this_process:
             call()
             return

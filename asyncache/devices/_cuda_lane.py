@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from asyncache.core import DeviceError
 from asyncache.devices._cuda_api import NOT_READY, Context, check, code_of, cuda
 
-Told = Callable[[DeviceError | None], None]
+Told = Callable[[DeviceError | None], object]
 """Called from a thread of the device with why the GPU is lost, or None."""
 WATCH_S = 0.1
 _FLAGS = (

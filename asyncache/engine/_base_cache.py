@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeVar, assert_never
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from asyncache.core import (
     Bounds,
@@ -44,6 +44,10 @@ class BaseCache(BaseScopes[R]):
 
     _groups: ClassVar[WeakValueDictionary[int, Group]] = WeakValueDictionary()
     """Groups that some cache uses: two would take each other's votes for their own."""
+    _users: ClassVar[WeakKeyDictionary[Device, ref[BaseCache[Any]]]] = (
+        WeakKeyDictionary()
+    )
+    """The last cache of each device: two would give out the same pages."""
 
     def __init__(
         self,
@@ -92,13 +96,24 @@ class BaseCache(BaseScopes[R]):
         """Take note that the cache is being opened, once, and uses its group."""
         if self._is_opened or self._is_closed:
             raise OrderError("a cache is opened once")
+        user = self._users.get(self._device, lambda: None)()
+        if user is not None and user._may_touch_pages:  # noqa: SLF001 - ours
+            raise OrderError(f"{self._device!r} is another cache's: each has its own")
         if not self._is_alone:
             if self._is_group_used():
                 raise OrderError(
                     f"{self._group!r} is another cache's: each has its own"
                 )
             self._groups[id(self._group)] = self._group
+        self._users[self._device] = ref(self)
         self._is_opened = True
+
+    @property
+    def _may_touch_pages(self) -> bool:
+        """Whether the device is this cache's: while it is open, or transfers run on."""
+        transfers = None if self._runtime is None else self._runtime.transfers
+        num_running = 0 if transfers is None else transfers.num_running
+        return not self._is_closed or num_running > 0
 
     def _is_group_used(self) -> bool:
         """Whether a cache uses the group, this one or another."""
@@ -230,7 +245,7 @@ class BaseCache(BaseScopes[R]):
         finally:
             for request in requests:
                 request._num_forwards -= 1  # noqa: SLF001 - ours
-            runtime.leave_forward(number, stream)
+            runtime.forwards.leave(number, stream)
 
     def gates(self, requests: Sequence[R]) -> Gates:
         """Return the gates of several requests' hits as one, as they stand now.

@@ -25,6 +25,8 @@ class Limits:
             given up then.
         drain_s: Seconds that :meth:`KVCache.drain` may take where the call names none.
         close_s: Seconds that :meth:`KVCache.aclose` waits for transfers to stop.
+        overdue_s: Seconds after which an event tells of a transfer or a forward that
+            still runs: what it touches stays its own until it ends.
         retry_s: Seconds before a failed offload is tried again; doubled each time.
         breaker_failures: Transfers that must fail in a row before the store is left
             alone for ``breaker_s``: lookups miss at once, offloads wait.
@@ -48,6 +50,7 @@ class Limits:
     gate_s: float = 30.0
     drain_s: float = 60.0
     close_s: float = 10.0
+    overdue_s: float = 30.0
     retry_s: float = 0.25
     breaker_failures: int = 3
     breaker_s: float = 5.0

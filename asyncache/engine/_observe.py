@@ -53,7 +53,27 @@ class StoreDown:
     retry_s: float
 
 
-Event = Fact | PagesCached | PagesDropped | TransferFailed | StoreFull | StoreDown
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Something has run for ``after_s`` seconds and still does; its pages are its own.
+
+    A copy that never ends cannot be stopped: only the end of the process gives its
+    pages back.
+
+    Args:
+        kind: What kind of transfer it is; None for a forward.
+        num_pages: Positions that a transfer moves; 0 for a forward.
+        after_s: ``Limits.overdue_s``.
+    """
+
+    kind: TransferKind | None
+    num_pages: int
+    after_s: float
+
+
+Event = (
+    Fact | PagesCached | PagesDropped | TransferFailed | Overdue | StoreFull | StoreDown
+)
 
 
 class Observer(Protocol):
@@ -105,6 +125,7 @@ class Counters:
     closed: int = 0
     late_completions: int = 0
     transfers_failed: int = 0
+    overdue: int = 0
 
     def count_abort(self, stage: Stage) -> None:
         """Add a request that was aborted."""
@@ -198,6 +219,8 @@ class Teller:
         """Tell an event; in the driver's thread."""
         if isinstance(event, TransferFailed):
             self._counters.transfers_failed += 1
+        elif isinstance(event, Overdue):
+            self._counters.overdue += 1
         if self._observer is None:
             return
         try:

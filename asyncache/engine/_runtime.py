@@ -29,6 +29,7 @@ from asyncache.devices import Device
 from asyncache.engine._base_hit import Signal
 from asyncache.engine._base_request import BaseRequest, ended
 from asyncache.engine._driver import Driver, Failure, News, Started, Told
+from asyncache.engine._forwards import Forwards
 from asyncache.engine._gates import Board, Progress
 from asyncache.engine._health import Health
 from asyncache.engine._limits import Limits, check_deadline
@@ -72,7 +73,6 @@ class Runtime(Generic[Q]):
         self.replica = replica
         self._layout = layout
         self.limits = limits
-        self._device = device
         self.slots = Slots(layout, device)
         self.page_tokens = layout.page_tokens
         self.counters = Counters()
@@ -98,6 +98,9 @@ class Runtime(Generic[Q]):
             wake=self._wake,
             is_alone=self.is_alone,
         )
+        self.forwards = Forwards(
+            device, self.driver, queues, self._teller.tell, limits.overdue_s
+        )
         self.transfers = None if linker is None else self.new_transfers(linker)
 
     def new_transfers(self, linker: Linker) -> Transfers:
@@ -108,6 +111,7 @@ class Runtime(Generic[Q]):
             board=self.board,
             health=self.health,
             tell=self._teller.pass_on,
+            overdue_s=self.limits.overdue_s,
         )
 
     # Calls.
@@ -272,24 +276,13 @@ class Runtime(Generic[Q]):
         for timer in self._deadlines.values():
             timer.cancel()
         self._deadlines.clear()
+        self.forwards.close()
         for signal in self._resting:
             signal.set()
         if self.transfers is not None:
             self.queues.out(self.transfers.stop_all)
 
-    # Forwards and gates.
-
-    def leave_forward(self, number: int, stream: int | None) -> None:
-        """Let a forward finish: as soon as its stream has run all that it was given."""
-
-        def done() -> None:
-            if not self.queues.is_home():
-                self.queues.soon(done)
-                return
-            self.driver.finish_bracket(number)
-            self.driver.settle()
-
-        self._device.when_done(stream, done)
+    # Gates.
 
     def _gate_timed_out(self, seq: int) -> None:
         # From the thread of a forward, as likely as not.

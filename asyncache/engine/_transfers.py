@@ -39,7 +39,12 @@ from asyncache.core import (
 from asyncache.engine._driver import Started
 from asyncache.engine._gates import Board
 from asyncache.engine._health import Health
-from asyncache.engine._observe import Event, TransferFailed, TransferKind
+from asyncache.engine._observe import (
+    Event,
+    Overdue,
+    TransferFailed,
+    TransferKind,
+)
 from asyncache.engine._queues import VoteBox
 from asyncache.linkers import Linker, Outcome
 
@@ -63,16 +68,21 @@ class Transfers:
         board: Board,
         health: Health,
         tell: Callable[[Event], None],
+        overdue_s: float,
     ) -> None:
         self._linker = linker
         self._votes = votes
         self._board = board
         self._health = health
         self._tell = tell
+        self._overdue_s = overdue_s
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._vouched: set[int] = set()
         """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        """Of offers that wait until the store may be tried."""
+        self._alarms: dict[int, asyncio.TimerHandle] = {}
+        """Of transfers that run, for when they are overdue."""
         self._group: asyncio.TaskGroup | None = None
         self._opening: anyio.CancelScope | None = None
         self._stop: anyio.Event | None = None
@@ -171,6 +181,9 @@ class Transfers:
             self._over(plan.seq)
         else:
             self._scopes[plan.seq] = anyio.CancelScope()
+            self._alarms[plan.seq] = asyncio.get_running_loop().call_later(
+                self._overdue_s, self._overdue, kind, plan
+            )
             task = self._group.create_task(
                 self._run(kind, work, plan),
                 name=f"asyncache {kind.name.lower()} {plan.seq}",
@@ -204,6 +217,8 @@ class Transfers:
     def _over(self, seq: int) -> None:
         """Vote: it touches nothing any more, and vouches for what it said at most."""
         self._scopes.pop(seq, None)
+        if (alarm := self._alarms.pop(seq, None)) is not None:
+            alarm.cancel()
         self._board.end(seq)
         if seq not in self._vouched:
             self._votes.sink(seq, 0)
@@ -245,6 +260,10 @@ class Transfers:
         self, kind: TransferKind, plan: Plan, error: BaseException | None
     ) -> None:
         self._tell(TransferFailed(kind, plan.end - plan.start, error))
+        self._health.failed(kind)
+
+    def _overdue(self, kind: TransferKind, plan: Plan) -> None:
+        self._tell(Overdue(kind, plan.end - plan.start, self._overdue_s))
         self._health.failed(kind)
 
     def _offer(self, plan: OfferOffload) -> None:
