@@ -144,7 +144,7 @@ async def test_two_caches_never_give_out_the_pages_of_one_device(kind):
     device = CpuDevice(LAYOUT, 8)
     async with KVCache(LAYOUT, device=device):
         second = kind(LAYOUT, device=device)
-        with pytest.raises(OrderError, match="CpuDevice .* is another cache's"):
+        with pytest.raises(OrderError, match=r"CpuDevice .* is another cache's"):
             await second.open() if kind is KVCache else second.open()
     async with KVCache(LAYOUT, device=device) as again:
         assert again.match_nowait(TOKENS) == 0
