@@ -16,17 +16,16 @@ typedef struct Range {
 
 static Range *ranges;
 
-/* Bytes that move do so without the lock, and memory must not go meanwhile. */
+/* Bytes move while the driver is not locked: their memory must not go meanwhile. */
 static int num_moving;
-static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t is_still = PTHREAD_COND_INITIALIZER;
 
 static const size_t DEVICE_BYTES = 8ull << 30;
 enum { DEVICE_ALIGNMENT = 512, HOST_ALIGNMENT = 4096 };
 
 /* ---- ranges ---- */
 
-static long *count_of(Origin origin)
-{
+static long *count_of(Origin origin) {
     switch (origin) {
     case ALLOCATED:
         return &counts.live_allocations;
@@ -40,37 +39,33 @@ static long *count_of(Origin origin)
     abort();
 }
 
-static void add_range(uintptr_t start, size_t num_bytes, Origin origin, Context *context)
-{
-    Range *range = malloc(sizeof *range);
-    *range = (Range){start, num_bytes, origin, context, ranges};
-    ranges = range;
-    ++*count_of(origin);
-}
-
-static Range *range_at(uintptr_t address)
-{
+static Range *range_at(uintptr_t address) {
     for (Range *range = ranges; range; range = range->next)
         if (address >= range->start && address - range->start < range->num_bytes)
             return range;
     return NULL;
 }
 
-static bool overlaps_a_range(uintptr_t start, size_t num_bytes)
-{
+static bool is_free(uintptr_t start, size_t num_bytes) {
     for (Range *range = ranges; range; range = range->next)
         if (start < range->start + range->num_bytes && range->start < start + num_bytes)
-            return true;
-    return false;
+            return false;
+    return true;
 }
 
-static void remove_range(Range **link)
-{
+static void add_range(uintptr_t start, size_t num_bytes, Origin origin,
+                      Context *context) {
+    Range *range = malloc(sizeof *range);
+    *range = (Range){start, num_bytes, origin, context, ranges};
+    ranges = range;
+    ++*count_of(origin);
+}
+
+static void remove_range(Range **link) {
     Range *range = *link;
     *link = range->next;
     --*count_of(range->origin);
-    while (num_moving)
-        pthread_cond_wait(&moved, &driver);
+    wait_until_still();
     if (range->origin == ALLOCATED)
         range->context->allocated_bytes -= range->num_bytes;
     if (range->origin == ALLOCATED || range->origin == HOST_ALLOCATED)
@@ -78,8 +73,7 @@ static void remove_range(Range **link)
     free(range);
 }
 
-static bool remove_range_from(uintptr_t start, Origin origin)
-{
+static bool remove_range_from(uintptr_t start, Origin origin) {
     for (Range **link = &ranges; *link; link = &(*link)->next) {
         if ((*link)->start == start && (*link)->origin == origin) {
             remove_range(link);
@@ -89,62 +83,60 @@ static bool remove_range_from(uintptr_t start, Origin origin)
     return false;
 }
 
-void reset_memory(void)
-{
+void reset_memory(void) {
     while (ranges)
         remove_range(&ranges);
 }
 
-static bool is_on_device(const Range *range)
-{
+/* ---- what copies ask ---- */
+
+static bool is_on_device(const Range *range) {
     return range && (range->origin == ALLOCATED || range->origin == DECLARED);
 }
 
-bool is_mapped(uintptr_t address)
-{
-    return range_at(address) != NULL;
+bool is_mapped(uintptr_t address) {
+    return range_at(address);
 }
 
-bool is_in_bounds(uintptr_t address, size_t num_bytes)
-{
+bool is_in_bounds(uintptr_t address, size_t num_bytes) {
     const Range *range = range_at(address);
     return range && num_bytes <= range->start + range->num_bytes - address;
 }
 
-Direction direction_of(uintptr_t target, uintptr_t source)
-{
+Direction direction_of(uintptr_t target, uintptr_t source) {
     bool to_device = is_on_device(range_at(target));
     bool from_device = is_on_device(range_at(source));
-    if (to_device && !from_device)
-        return HOST_TO_DEVICE;
-    if (from_device && !to_device)
-        return DEVICE_TO_HOST;
-    return OTHER_COPY;
+    if (to_device == from_device)
+        return OTHER_COPY;
+    return to_device ? HOST_TO_DEVICE : DEVICE_TO_HOST;
 }
 
-CUresult move_half(const Piece *piece, Half half)
-{
+CUresult move_half(const Piece *piece, Half half) {
     size_t middle = piece->num_bytes / 2;
     size_t start = half == FIRST_HALF ? 0 : middle;
-    size_t num_bytes = half == FIRST_HALF ? middle : piece->num_bytes - middle;
+    size_t end = half == FIRST_HALF ? middle : piece->num_bytes;
     if (piece->knows_target && !is_in_bounds(piece->target, piece->num_bytes))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (piece->knows_source && !is_in_bounds(piece->source, piece->num_bytes))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     num_moving++;
     pthread_mutex_unlock(&driver);
-    memmove((void *)(piece->target + start), (void *)(piece->source + start), num_bytes);
+    memmove((char *)piece->target + start, (char *)piece->source + start, end - start);
     pthread_mutex_lock(&driver);
-    if (--num_moving == 0)
-        pthread_cond_broadcast(&moved);
+    num_moving--;
+    pthread_cond_broadcast(&is_still);
     return CUDA_SUCCESS;
+}
+
+void wait_until_still(void) {
+    while (num_moving)
+        pthread_cond_wait(&is_still, &driver);
 }
 
 /* ---- device memory ---- */
 
-/* New memory holds no zeros, and none of what was there before. */
-static void *allocate(size_t num_bytes, size_t alignment)
-{
+/* New memory holds no zeros, and nothing that was there before. */
+static void *allocate(size_t num_bytes, size_t alignment) {
     size_t rounded = (num_bytes + alignment - 1) / alignment * alignment;
     void *memory = rounded < num_bytes ? NULL : aligned_alloc(alignment, rounded);
     if (memory)
@@ -152,8 +144,7 @@ static void *allocate(size_t num_bytes, size_t alignment)
     return memory;
 }
 
-static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t num_bytes)
-{
+static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t num_bytes) {
     ENTER("cuMemAlloc", LIVE_CONTEXT);
     if (!num_bytes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -168,26 +159,23 @@ static CUresult cuMemAlloc(CUdeviceptr *pointer, size_t num_bytes)
     return CUDA_SUCCESS;
 }
 
-static CUresult cuMemFree(CUdeviceptr pointer)
-{
+static CUresult cuMemFree(CUdeviceptr pointer) {
     ENTER("cuMemFree", ANY_CONTEXT);
     if (pointer && !remove_range_from(pointer, ALLOCATED))
         return CUDA_ERROR_INVALID_VALUE;
     return call.context->error;
 }
 
-static CUresult cuMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
+static CUresult cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     ENTER("cuMemGetInfo", LIVE_CONTEXT);
     *free_bytes = DEVICE_BYTES - call.context->allocated_bytes;
     *total_bytes = DEVICE_BYTES;
     return CUDA_SUCCESS;
 }
 
-/* ---- pinned host memory ---- */
+/* ---- pinned memory of the host ---- */
 
-static CUresult cuMemHostAlloc(void **pointer, size_t num_bytes, unsigned flags)
-{
+static CUresult cuMemHostAlloc(void **pointer, size_t num_bytes, unsigned flags) {
     (void)flags;
     ENTER("cuMemHostAlloc", LIVE_CONTEXT);
     if (!num_bytes)
@@ -200,28 +188,25 @@ static CUresult cuMemHostAlloc(void **pointer, size_t num_bytes, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-static CUresult cuMemFreeHost(void *pointer)
-{
+static CUresult cuMemFreeHost(void *pointer) {
     ENTER("cuMemFreeHost", ANY_CONTEXT);
     if (!remove_range_from((uintptr_t)pointer, HOST_ALLOCATED))
         return CUDA_ERROR_INVALID_VALUE;
     return call.context->error;
 }
 
-static CUresult cuMemHostRegister(void *pointer, size_t num_bytes, unsigned flags)
-{
+static CUresult cuMemHostRegister(void *pointer, size_t num_bytes, unsigned flags) {
     (void)flags;
     ENTER("cuMemHostRegister", LIVE_CONTEXT);
     if (!pointer || !num_bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    if (overlaps_a_range((uintptr_t)pointer, num_bytes))
+    if (!is_free((uintptr_t)pointer, num_bytes))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     add_range((uintptr_t)pointer, num_bytes, REGISTERED, call.context);
     return CUDA_SUCCESS;
 }
 
-static CUresult cuMemHostUnregister(void *pointer)
-{
+static CUresult cuMemHostUnregister(void *pointer) {
     ENTER("cuMemHostUnregister", ANY_CONTEXT);
     if (!remove_range_from((uintptr_t)pointer, REGISTERED))
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
@@ -229,8 +214,7 @@ static CUresult cuMemHostUnregister(void *pointer)
 }
 
 static CUresult cuMemHostGetDevicePointer(CUdeviceptr *device_pointer, void *pointer,
-                                          unsigned flags)
-{
+                                          unsigned flags) {
     ENTER("cuMemHostGetDevicePointer", LIVE_CONTEXT);
     const Range *range = range_at((uintptr_t)pointer);
     if (flags || !range || is_on_device(range))
@@ -244,8 +228,7 @@ static CUresult cuMemHostGetDevicePointer(CUdeviceptr *device_pointer, void *poi
 enum { POINTER_CONTEXT = 1, POINTER_MEMORY_TYPE = 2, POINTER_DEVICE_ORDINAL = 9 };
 enum { MEMORYTYPE_HOST = 1, MEMORYTYPE_DEVICE = 2 };
 
-static CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr pointer)
-{
+static CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr pointer) {
     ENTER("cuPointerGetAttribute", LIVE_CONTEXT);
     const Range *range = range_at(pointer);
     if (!range)
@@ -278,26 +261,18 @@ Api memory_apis[] = {
     {NULL},
 };
 
-/* ---- for tests ---- */
+/* ---- controls for tests ---- */
 
 /* Lets memory of the host, such as a torch CPU tensor, play device memory. */
-EXPORT CUresult sc_declare_device(uintptr_t start, size_t num_bytes, CUdevice device)
-{
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&driver);
-    if (num_bytes && 0 <= device && device < knobs.num_devices &&
-        !overlaps_a_range(start, num_bytes)) {
-        add_range(start, num_bytes, DECLARED, &contexts[device]);
-        result = CUDA_SUCCESS;
-    }
-    pthread_mutex_unlock(&driver);
-    return result;
+EXPORT bool sc_declare(uintptr_t start, size_t num_bytes, CUdevice device) {
+    LOCK_DRIVER;
+    if (device < 0 || device >= knobs.num_devices || !is_free(start, num_bytes))
+        return false;
+    add_range(start, num_bytes, DECLARED, &contexts[device]);
+    return true;
 }
 
-EXPORT CUresult sc_undeclare_device(uintptr_t start)
-{
-    pthread_mutex_lock(&driver);
-    bool was_there = remove_range_from(start, DECLARED);
-    pthread_mutex_unlock(&driver);
-    return was_there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+EXPORT bool sc_undeclare(uintptr_t start) {
+    LOCK_DRIVER;
+    return remove_range_from(start, DECLARED);
 }
