@@ -1,0 +1,23 @@
+"""A driver that each test finds as new, and leaves with nothing in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.softcuda import load
+from tests.softcuda.calls import make_current
+
+
+@pytest.fixture
+def softcuda():
+    softcuda = load()
+    if softcuda is None:
+        pytest.skip("a real driver is loaded")
+    yield softcuda
+    softcuda.reset()
+
+
+@pytest.fixture
+def context(softcuda):
+    """The primary context of device 0, current to this thread."""
+    return make_current(0)
