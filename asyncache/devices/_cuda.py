@@ -18,8 +18,10 @@ a fork                   the child is refused everything, and harms nothing
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -33,7 +35,7 @@ from asyncache.devices._cuda_adopt import check_on_gpu
 from asyncache.devices._cuda_api import SUCCESS, Context, check, cuda
 from asyncache.devices._cuda_copies import Copies
 from asyncache.devices._cuda_copy import CudaCopy
-from asyncache.devices._cuda_lane import Events, Lane, Watch
+from asyncache.devices._cuda_lane import Events, Lane, Waiter, Watch
 from asyncache.devices._cuda_pinned import PinnedMemory
 from asyncache.devices._cuda_words import Words
 from asyncache.devices._pieces import Pieces
@@ -45,21 +47,23 @@ from asyncache.devices._pooled import (
     Tensors,
     adopt_pools,
 )
-from asyncache.threads import outlast
+from asyncache.threads import outlast, when_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _OWN_STREAM = int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
-_kept: list[object] = []
-"""Memory that a copy may touch for ever: never given back."""
+# What does not end at once when it has nothing to do is kept from ending for good.
+_JOIN_S = 1.0
+_kept: set[object] = set()
+"""Devices whose memory a copy or a forward still touches."""
 
 
 class CudaDevice(PooledDevice):
     """Pools of pages in the memory of a GPU.
 
-    Made and used in one process. Copies run on two streams of its own; three threads
-    wait for the GPU, without the GIL, and none of them runs a line of the caller's.
+    Made and used in one process. Copies run on two streams of its own. Threads wait for
+    the GPU, without the GIL: one for each of them, one for forwards, one that watches.
     Copies that an engine makes go through pinned memory; copies from other host memory
     work, but may stop the event loop.
 
@@ -155,24 +159,16 @@ class CudaDevice(PooledDevice):
     ) -> None:
         if waits not in ("fences", "words"):
             raise ValueError(f'waits must be "fences" or "words", not {waits!r}')
-        if not close_s >= 0:
-            raise ValueError(f"close_s must be at least 0, not {close_s}")
+        if not 0 <= close_s < math.inf:
+            raise ValueError(f"close_s must be at least 0 and finite, not {close_s}")
         self._context = context = Context(ordinal)
         self._close_s = close_s
-        self._is_free = False
+        self._freeing: Future[None] | None = None
         self._streams: dict[Direction, int] = {}
         self._words: Words | None = None
         self._events = Events()
         self._pinned = PinnedMemory(context)
-        watch = self._watch = Watch(context)
-        self._lanes = {
-            Direction.INTO_PAGES: Lane(context, self._events, watch, "asyncache-load"),
-            Direction.OUT_OF_PAGES: Lane(
-                context, self._events, watch, "asyncache-offload"
-            ),
-        }
-        self._forwards = Lane(context, self._events, watch, "asyncache-forward")
-        watch.over([*self._lanes.values(), self._forwards])
+        self._open_lanes(context)
         try:
             with context:
                 self._take(layout, make_pools(context))
@@ -181,9 +177,23 @@ class CudaDevice(PooledDevice):
                 if waits == "words":
                     into = Direction.INTO_PAGES
                     self._words = Words(context, self._lanes[into], self._streams[into])
+            # Before anything is begun: what has begun needs somebody to wait for it.
+            for waiter in self._waiters:
+                waiter.start()
         except BaseException:
             self._free()
             raise
+
+    def _open_lanes(self, context: Context) -> None:
+        watch = Watch(context)
+        load, offload, self._forwards = (
+            Lane(context, self._events, watch, f"asyncache-{name}")
+            for name in ("load", "offload", "forward")
+        )
+        self._lanes = {Direction.INTO_PAGES: load, Direction.OUT_OF_PAGES: offload}
+        self._all_lanes = [load, offload, self._forwards]
+        watch.over(self._all_lanes)
+        self._waiters: list[Waiter] = [*self._all_lanes, watch]
 
     def _open_streams(self) -> None:
         # A load is waited for, an offload is not.
@@ -226,20 +236,26 @@ class CudaDevice(PooledDevice):
         return await self._pinned.allocate(num_bytes)
 
     async def free_staging(self, memory: memoryview) -> None:
-        if self._context.is_of_this_process and not self._is_free:
+        if self._context.is_of_this_process:
             await self._pinned.free(memory)
 
     def when_done(self, stream: int | None, call: Callable[[], object]) -> None:
-        if self.failure is not None or not self._context.is_of_this_process:
-            call()
-            return
-        with self._context:
-            self._forwards.mark(self._stream(stream), lambda _: call())
+        if self._runs:
+            with suppress(DeviceError), self._context:
+                self._forwards.mark(self._stream(stream), lambda _: call())
+                return
+        call()
 
     def new_word(self) -> Word | None:
-        if self._words is None or self._is_closed or self.failure is not None:
+        if self._words is None or self._is_closed or not self._runs:
             return None
         return self._words.take()
+
+    @property
+    def _runs(self) -> bool:
+        """Whether anything runs on the GPU that somebody waits for here."""
+        is_there = self._freeing is None and self._context.is_of_this_process
+        return is_there and self.failure is None
 
     # Copies.
 
@@ -288,8 +304,7 @@ class CudaDevice(PooledDevice):
 
     @property
     def _num_pending(self) -> int:
-        lanes = [*self._lanes.values(), self._forwards]
-        return sum(lane.num_pending for lane in lanes)
+        return sum(lane.num_pending for lane in self._all_lanes)
 
     async def aclose(self) -> None:
         """Give the memory back once no copy and no forward runs, cancelled or not.
@@ -299,24 +314,25 @@ class CudaDevice(PooledDevice):
                 kept until the process ends, or until this is called again.
         """
         self._is_closed = True
-        if self._is_free or not self._context.is_of_this_process:
+        if not self._context.is_of_this_process:
             return
         cancelled: BaseException | None = None
+        _kept.add(self)
         try:
             await self._become_idle()
         except asyncio.CancelledError as error:
             cancelled = error
         if self._num_pending:
-            _kept.append(self._pools)
             raise DeviceError(
                 f"{self._num_pending} copies or forwards still run on GPU "
                 f"{self._context.ordinal} after {self._close_s} s: memory is kept"
             ) from cancelled
-        self._is_free = True
-        try:
-            await self._pinned.aclose()
-        finally:
-            self._free()
+        _kept.discard(self)
+        if self._freeing is None:
+            # On a thread: to give memory back may wait for the GPU.
+            self._freeing = self._pinned.close(self._free)
+        await outlast(when_over([self._freeing]))
+        self._freeing.result()
         if cancelled is not None:
             raise cancelled
 
@@ -331,26 +347,32 @@ class CudaDevice(PooledDevice):
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(look)
 
-        for lane in (*self._lanes.values(), self._forwards):
-            lane.when_idle(tell)
         deadline = loop.call_later(self._close_s, idle.set)
         try:
-            await outlast(idle)
+            with ExitStack() as stack:
+                for lane in self._all_lanes:
+                    stack.enter_context(lane.telling_idle(tell))
+                await outlast(idle)
         finally:
             deadline.cancel()
 
     def _free(self) -> None:
-        for lane in (*self._lanes.values(), self._forwards):
-            lane.stop()
-        self._watch.stop()
-        with self._context:
-            for stream in self._streams.values():
-                cuda.cuStreamDestroy(stream)
-            if self._words is not None:
-                self._words.close()
-            self._events.destroy()
+        """Give back all but pinned memory; on the thread that pins, as a rule."""
+        for waiter in self._waiters:
+            waiter.stop()
+        for waiter in self._waiters:
+            waiter.join(_JOIN_S)
         self._pools = {}
-        self._context.release()
+        try:
+            # Where the GPU is lost, there is nothing to give back.
+            with suppress(DeviceError), self._context:
+                for stream in self._streams.values():
+                    cuda.cuStreamDestroy(stream)
+                if self._words is not None:
+                    self._words.close()
+                self._events.close()
+        finally:
+            self._context.release()
 
 
 def _priorities() -> tuple[int, int]:

@@ -29,13 +29,28 @@ __all__ = [
 SUCCESS = int(cuda.CUresult.CUDA_SUCCESS)
 NOT_READY = int(cuda.CUresult.CUDA_ERROR_NOT_READY)
 
+# A call's own fault: its stream is none or records a graph, or there is no room just
+# now. The context goes on; any other error of what ran on the GPU has killed it.
+_LOCAL = {
+    int(cuda.CUresult.CUDA_ERROR_INVALID_VALUE),
+    int(cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY),
+    int(cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT),
+    int(cuda.CUresult.CUDA_ERROR_INVALID_HANDLE),
+    int(cuda.CUresult.CUDA_ERROR_NOT_PERMITTED),
+    int(cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED),
+    *(int(code) for code in cuda.CUresult if "CAPTURE" in code.name),
+}
+
 # What torch and the driver call the legacy stream and its likes, which are everybody's.
 SHARED_STREAMS = (0, 1, 2)
 
 
 def describe(code: int) -> str:
     """Return an error's name and what it means."""
-    result = cuda.CUresult(code)
+    try:
+        result = cuda.CUresult(code)
+    except ValueError:
+        return f"error {code}, which these bindings do not know"
     name, text = cuda.cuGetErrorName(result)[1], cuda.cuGetErrorString(result)[1]
     return f"{_text(name) or code}: {_text(text)}"
 
@@ -107,10 +122,12 @@ class Context:
 
     def make_current(self) -> None:
         """Make it current in a thread of our own, for good."""
-        check(cuda.cuCtxSetCurrent(self._handle), "the context is of no use")
+        # If it fails, so will whatever the thread asks next, and that is told.
+        self.judge(code_of(cuda.cuCtxSetCurrent(self._handle)))
 
     def __enter__(self) -> Self:
-        check(cuda.cuCtxPushCurrent(self._handle), "the context is of no use")
+        if error := self.judge(code_of(cuda.cuCtxPushCurrent(self._handle))):
+            raise error
         return self
 
     def __exit__(
@@ -122,13 +139,16 @@ class Context:
         cuda.cuCtxPopCurrent()
 
     def judge(self, code: int) -> DeviceError | None:
-        """Return what an event's code means: any error there has killed the context.
+        """Return what it means that a wait for a stream ended with a code.
 
-        It is asynchronous, comes from whatever ran before, and is sticky: every later
-        call returns it, until the process ends.
+        As a rule that an error killed the context. It is asynchronous, comes from
+        whatever ran before, and is sticky: every later call returns it, until the
+        process ends.
         """
         if code in (SUCCESS, NOT_READY):
             return None
+        if code in _LOCAL:
+            return DeviceError(f"GPU {self.ordinal} did not do it: {describe(code)}")
         if self.failure is None:
             self.failure = DeviceError(
                 f"GPU {self.ordinal} is lost to this process: {describe(code)}"
@@ -142,10 +162,21 @@ class Context:
         dead already, which the stream tells.
         """
         state = code_of(cuda.cuStreamQuery(stream))
-        return self.judge(state) or DeviceError(f"{what}: {describe(code)}")
+        if state not in _LOCAL:
+            self.judge(state)
+        return self.failure or DeviceError(f"{what}: {describe(code)}")
+
+    def retain(self) -> None:
+        """Take another share of it, for a thread that may outlive the device.
+
+        Raises:
+            DeviceError: If it is gone.
+        """
+        what = f"no context on GPU {self.ordinal}"
+        check(cuda.cuDevicePrimaryCtxRetain(self._device), what)
 
     def release(self) -> None:
-        """Give it back; torch keeps it for as long as it needs it."""
+        """Give one share of it back; torch keeps it for as long as it needs it."""
         cuda.cuDevicePrimaryCtxRelease(self._device)
 
 

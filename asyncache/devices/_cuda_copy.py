@@ -41,7 +41,7 @@ class CudaCopy(Copy):
     def marked(self, mark: Mark) -> None:
         """Take note of where it ends in its stream's order."""
         self._event = mark.event
-        if mark.event is not None:
+        if mark.event is not None and self.refused is None:
             self.fence = self
 
     def block(self) -> None:

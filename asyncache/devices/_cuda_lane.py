@@ -10,16 +10,20 @@ over       the thread woke up, or the       its call is made, once, with what th
 =========  ===============================  =======================================
 
 That a thread wakes up is a hint, and what the driver says is the truth: a wake-up that
-got lost is made good by the watch, which asks for the first mark of each lane several
-times a second. An error of the driver wakes the thread too. What never ends is never
-told: whoever waits has to have a deadline.
+got lost is made good by the watch, which asks for the first mark of each stream several
+times a second; so is a mark that waits its turn behind another stream's. An error of
+the driver wakes the thread too. What never ends is never told: whoever waits has to
+have a deadline.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 from asyncache.core import DeviceError
@@ -39,6 +43,8 @@ class Events:
 
     def __init__(self) -> None:
         self._free: list[int] = []
+        self._is_closed = False
+        self._lock = threading.Lock()
 
     def take(self) -> int:
         """Return an event that nobody waits for.
@@ -46,17 +52,23 @@ class Events:
         Raises:
             DeviceError: If the driver has none.
         """
-        try:
-            return self._free.pop()
-        except IndexError:
-            return check(cuda.cuEventCreate(_FLAGS), "no event could be made")
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return check(cuda.cuEventCreate(_FLAGS), "no event could be made")
 
     def give(self, event: int) -> None:
         """Take an event back."""
-        self._free.append(event)
+        with self._lock:
+            if not self._is_closed:
+                self._free.append(event)
+                return
+        cuda.cuEventDestroy(event)
 
-    def destroy(self) -> None:
-        """Destroy all that were given back."""
+    def close(self) -> None:
+        """Destroy all that were given back, and what is given back later."""
+        with self._lock:
+            self._is_closed = True
         while self._free:
             cuda.cuEventDestroy(self._free.pop())
 
@@ -90,12 +102,62 @@ class Mark:
         return code_of(cuda.cuEventQuery(self.event))
 
     def tell(self, error: DeviceError | None) -> None:
-        """Make the call."""
-        self._call(error)
+        """Make the call; what it raises is told where threads tell it."""
+        try:
+            self._call(error)
+        except Exception:  # noqa: BLE001 - others wait for the thread that made it
+            thread = threading.current_thread()
+            what = threading.ExceptHookArgs((*sys.exc_info(), thread))
+            threading.excepthook(what)
 
 
-class Lane:
-    """Marks that are waited for in order, on a thread that the first one starts.
+class Waiter(ABC):
+    """A thread of the device that waits for the GPU.
+
+    A daemon, because a wait that never ends must not keep the process; and with a share
+    of the context, because a wait whose end got lost may outlive the device.
+    """
+
+    def __init__(self, context: Context, name: str) -> None:
+        self._context = context
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread.
+
+        Raises:
+            DeviceError: If there is no room for another.
+        """
+        self._context.retain()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._context.release()
+            raise DeviceError(f"no thread {self._thread.name}: {error}") from error
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let the thread end once it has nothing to wait for."""
+
+    def join(self, timeout_s: float) -> None:
+        """Block until the thread has ended, or for so long; it may never have begun."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Run in the thread, where the context is current."""
+
+    def _main(self) -> None:
+        self._context.make_current()
+        try:
+            self._run()
+        finally:
+            self._context.release()
+
+
+class Lane(Waiter):
+    """Marks that are waited for in order.
 
     Args:
         context: Where the streams are.
@@ -107,19 +169,18 @@ class Lane:
     def __init__(
         self, context: Context, events: Events, watch: Watch, name: str
     ) -> None:
-        self._context = context
+        super().__init__(context, name)
         self._events = events
         self._watch = watch
-        self._name = name
-        self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[Mark | None] = SimpleQueue()
         self._pending: deque[Mark] = deque()
         self._lock = threading.Lock()
-        self._on_idle: Callable[[], None] | None = None
+        self._telling = threading.Lock()
+        self._on_idle: list[Callable[[], None]] = []
 
     @property
     def num_pending(self) -> int:
-        """Marks that are not over."""
+        """Marks whose calls have not been made."""
         return len(self._pending)
 
     def mark(self, stream: int, call: Told) -> Mark:
@@ -138,50 +199,42 @@ class Lane:
         mark = Mark(event, stream, call)
         with self._lock:
             self._pending.append(mark)
-            self._start()
-        self._queue.put(mark)
+            self._queue.put(mark)
         self._watch.wake()
         return mark
 
     def look(self) -> None:
         """Make good a wake-up that got lost; the context is current."""
-        while (mark := self._first()) is not None:
-            code = mark.look()
-            if code == NOT_READY:
-                return
-            self._over(mark, code)
-
-    def _first(self) -> Mark | None:
         with self._lock:
-            return self._pending[0] if self._pending else None
+            pending = list(self._pending)
+        waiting = set[int]()
+        for mark in pending:
+            if mark.stream not in waiting:
+                code = mark.look()
+                if code == NOT_READY:
+                    waiting.add(mark.stream)
+                else:
+                    self._over(mark, code)
 
-    def when_idle(self, call: Callable[[], None]) -> None:
-        """Make a call once no mark is pending, from whatever thread."""
+    @contextmanager
+    def telling_idle(self, call: Callable[[], None]) -> Iterator[None]:
+        """Make a call, from whatever thread, each time that no mark is pending."""
         with self._lock:
-            self._on_idle = call
+            self._on_idle.append(call)
             is_idle = not self._pending
         if is_idle:
             call()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_idle.remove(call)
 
     def stop(self) -> None:
         """Let the thread end once it has nothing to wait for."""
         self._queue.put(None)
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the thread has ended, or never began."""
-        return self._thread is None or not self._thread.is_alive()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            # A daemon: a wait that never ends must not keep the process.
-            self._thread = threading.Thread(
-                target=self._run, name=self._name, daemon=True
-            )
-            self._thread.start()
-
     def _run(self) -> None:
-        self._context.make_current()
         while (mark := self._queue.get()) is not None:
             self._over(mark, mark.wait())
             if mark.event is not None:
@@ -190,32 +243,32 @@ class Lane:
 
     def _over(self, mark: Mark, code: int) -> None:
         error = self._context.judge(code)
-        with self._lock:
+        # One at a time, or the watch would tell of the next while this is being told.
+        with self._telling:
             if mark.is_over:
                 return
             mark.is_over = True
-            # In order as a rule; but a lost wake-up is found by the other thread.
-            self._pending.remove(mark)
-            idle = self._on_idle if not self._pending else None
-        mark.tell(error)
-        if idle is not None:
-            idle()
+            mark.tell(error)
+            with self._lock:
+                # Only now: what is not pending does not keep the device from closing.
+                self._pending.remove(mark)
+                calls = [] if self._pending else list(self._on_idle)
+        for call in calls:
+            call()
 
 
-class Watch:
-    """Looks at the first mark of each lane several times a second, while there is one.
+class Watch(Waiter):
+    """Looks at what is pending several times a second, while there is something.
 
     On a thread of its own: a query waits for the driver's lock, which others may hold
     for long.
     """
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context, "asyncache-cuda-watch")
         self._lanes: Sequence[Lane] = ()
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
 
     def over(self, lanes: Sequence[Lane]) -> None:
         """Look after these lanes."""
@@ -223,13 +276,6 @@ class Watch:
 
     def wake(self) -> None:
         """Take note that a mark is pending."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="asyncache-cuda-watch", daemon=True
-                    )
-                    self._thread.start()
         self._wake.set()
 
     def stop(self) -> None:
@@ -237,13 +283,7 @@ class Watch:
         self._stopped.set()
         self._wake.set()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the thread has ended, or never began."""
-        return self._thread is None or not self._thread.is_alive()
-
     def _run(self) -> None:
-        self._context.make_current()
         while not self._stopped.is_set():
             if not any(lane.num_pending for lane in self._lanes):
                 self._wake.wait()

@@ -6,8 +6,10 @@ is done in pieces, on a thread, before anything is served.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
@@ -16,25 +18,22 @@ from asyncache.devices._cuda_api import Context, check, cuda
 from asyncache.devices._staging import allocate
 from asyncache.threads import outlast, when_over
 
-# One call for very much memory fails whatever is free.
-_CHUNK_BYTES = 2**30
+# One call for very much memory fails whatever is free. No less than any staging needs,
+# because a copy that goes on from one registration into the next is refused.
+_CHUNK_BYTES = 2**36
 _HOST_PAGE = 4096
 _FLAGS = cuda.CU_MEMHOSTREGISTER_PORTABLE
 
 
 class PinnedMemory:
-    """All pinned memory of a device."""
+    """All pinned memory of a device, and the thread that pins it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="asyncache-pin")
         self._pinned: dict[int, memoryview] = {}
         """What is pinned, by its address; kept until it no longer is."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are pinned now."""
-        return sum(memory.nbytes for memory in self._pinned.values())
+        self._is_closed = False
 
     async def allocate(self, num_bytes: int) -> memoryview:
         """Return pinned zeros, format "B".
@@ -43,38 +42,38 @@ class PinnedMemory:
             DeviceError: If there is not enough memory that can be pinned.
         """
         memory = allocate(num_bytes)
-        errors: list[DeviceError] = []
-
-        def pin() -> None:
-            try:
-                self._pin(memory)
-            except DeviceError as error:
-                errors.append(error)
-
         try:
-            await self._run(pin)
-        except BaseException:
+            await self._run(lambda: self._pin(memory))
+        except asyncio.CancelledError:
             await self.free(memory)
             raise
-        if errors:
-            raise errors[0]
         return memory
 
     async def free(self, memory: memoryview) -> None:
         """Unpin memory that no copy uses any more; cancelled or not, it is then."""
         address = _address(memory)
-        if address in self._pinned:
+        if address in self._pinned and not self._is_closed:
             await self._run(lambda: self._unpin(address))
 
-    async def aclose(self) -> None:
-        """Unpin all; cancelled or not, nothing is pinned then."""
-        try:
-            await self._run(self._unpin_all)
-        finally:
-            self._executor.shutdown(wait=False)
+    def close(self, finish: Callable[[], None]) -> Future[None]:
+        """Begin to unpin all; ``finish`` is called on the thread, as its last."""
+
+        def unpin_all() -> None:
+            try:
+                for address in list(self._pinned):
+                    self._unpin(address)
+            finally:
+                finish()
+
+        self._is_closed = True
+        last = self._executor.submit(unpin_all)
+        self._executor.shutdown(wait=False)
+        return last
 
     async def _run(self, job: Callable[[], None]) -> None:
-        await outlast(when_over([self._executor.submit(job)]))
+        future = self._executor.submit(job)
+        await outlast(when_over([future]))
+        future.result()
 
     # On the thread.
 
@@ -98,16 +97,14 @@ class PinnedMemory:
         self._pinned[address] = memory
 
     def _unpin(self, address: int) -> None:
-        memory = self._pinned[address]
-        with self._context:
+        # Somebody else may have been first.
+        memory = self._pinned.pop(address, None)
+        if memory is None:
+            return
+        # It fails where the GPU is lost, and then nothing is pinned any more.
+        with suppress(DeviceError), self._context:
             for start in range(address, address + memory.nbytes, _CHUNK_BYTES):
-                # It fails where the GPU is lost, and then nothing is pinned any more.
                 cuda.cuMemHostUnregister(start)
-        del self._pinned[address]
-
-    def _unpin_all(self) -> None:
-        for address in list(self._pinned):
-            self._unpin(address)
 
 
 def _address(memory: memoryview) -> int:
