@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blockbuster import blockbuster_ctx
+from blockbuster import BlockBusterFunction, blockbuster_ctx
+from cuda.bindings import driver
 from hypothesis import settings
 
 from tests.softcuda import driver_line
@@ -46,7 +47,10 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_blocks_the_event_loop() -> Iterator[None]:
-    with blockbuster_ctx("asyncache"):
+    with blockbuster_ctx("asyncache") as blockbuster:
+        for name in ("cuCtxSynchronize", "cuEventSynchronize", "cuStreamSynchronize"):
+            function = BlockBusterFunction(driver, name, scanned_modules="asyncache")
+            blockbuster.functions[name] = function.activate()
         yield
 
 
