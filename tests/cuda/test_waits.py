@@ -81,7 +81,7 @@ async def test_a_forward_on_a_closed_device_is_over(gpu):
 
 
 async def test_the_watch_finds_what_a_lost_wake_up_hid_in_order(gpu, softcuda):
-    device, ends, told = gpu.device(), [], Told()
+    device, ends, told, last = gpu.device(), [], Told(), Told()
     with softcuda.lost_wakes():
         copies = [
             device.start_write("kv", [page], memoryview(content())) for page in range(5)
@@ -89,8 +89,8 @@ async def test_the_watch_finds_what_a_lost_wake_up_hid_in_order(gpu, softcuda):
         for number, copy in enumerate(copies):
             copy.when_over(lambda number=number: ends.append(number))
         device.when_done(gpu.stream(), told)
-        for copy in reversed(copies):
-            await copy.wait()
+        copies[-1].when_over(last)
+        await last.wait()
         await told.wait()
         assert ends == [0, 1, 2, 3, 4]
         assert held(device, [4]) == content()

@@ -1305,4 +1305,154 @@ DEFECTS = [
         "while not over.is_set():",
         "if not over.is_set():",
     ),
+    # CUDA: what the driver refuses fails alone, what runs is waited for.
+    Defect(
+        "a refused copy is over at once",
+        "L2",
+        "devices/_cuda.py",
+        """\
+            copy.marked(lane.mark(stream, copy.passed))
+""",
+        """\
+            if copy.refused:
+                copy.passed(None)
+            else:
+                copy.marked(lane.mark(stream, copy.passed))
+""",
+    ),
+    Defect(
+        "a copy that has no event is over at once",
+        "L2",
+        "devices/_cuda_lane.py",
+        "            return code_of(cuda.cuStreamSynchronize(self.stream))\n",
+        "            return 0\n",
+    ),
+    Defect(
+        "what is refused ends the device",
+        "L6",
+        "devices/_cuda_api.py",
+        """\
+        return self.failure or DeviceError(f"{what}: {describe(code)}")
+""",
+        """\
+        self.failure = self.failure or DeviceError(f"{what}: {describe(code)}")
+        return self.failure
+""",
+    ),
+    Defect(
+        "a handle that is no stream is the end of the GPU",
+        "L6",
+        "devices/_cuda_api.py",
+        "        if state not in _LOCAL:\n            self.judge(state)\n",
+        "        if state not in _LOCAL:\n            self.judge(state)\n"
+        "        else:\n            self.failure = DeviceError(what)\n",
+    ),
+    Defect(
+        "a lost GPU is the affair of the copy that finds it lost",
+        "L6",
+        "devices/_cuda_api.py",
+        "        if self.failure is None:\n            self.failure = DeviceError(\n",
+        "        if self.failure is None:\n            return DeviceError(\n",
+    ),
+    Defect(
+        "a cancelled write returns before its copy is over",
+        "L2",
+        "devices/_copy.py",
+        """\
+            await outlast(self._over)
+        finally:
+            if not self.is_over:
+""",
+        """\
+            await self._over.wait()
+        except GeneratorExit:
+            if not self.is_over:
+""",
+    ),
+    Defect(
+        "an event goes back to the pool while its thread still waits",
+        "L2",
+        "devices/_cuda_lane.py",
+        """\
+            if mark.event is not None:
+                # Only now: this thread may have been the last to wait for it.
+                self._events.give(mark.event)
+
+    def _over(self, mark: Mark, code: int) -> None:
+        error = self._context.judge(code)
+        # One at a time, or the watch would tell of the next while this is being told.
+        with self._telling:
+            if mark.is_over:
+                return
+            mark.is_over = True
+""",
+        """\
+
+    def _over(self, mark: Mark, code: int) -> None:
+        error = self._context.judge(code)
+        # One at a time, or the watch would tell of the next while this is being told.
+        with self._telling:
+            if mark.is_over:
+                return
+            mark.is_over = True
+            if mark.event is not None:
+                self._events.give(mark.event)
+""",
+    ),
+    Defect(
+        "nobody finds what a lost wake-up hid",
+        "L4",
+        "devices/_cuda_lane.py",
+        "                lane.look()\n",
+        "                del lane\n",
+    ),
+    Defect(
+        "a forward on a stalled stream holds up all others",
+        "L6",
+        "devices/_cuda_lane.py",
+        "            if mark.stream not in waiting:\n",
+        "            if not waiting:\n",
+    ),
+    Defect(
+        "a device gives memory back that a copy still touches",
+        "L10",
+        "devices/_cuda.py",
+        "        if self._num_pending:\n            raise DeviceError(\n",
+        "        if self._num_pending and self._words:\n"
+        "            raise DeviceError(\n",
+    ),
+    Defect(
+        "two closes at once free everything twice",
+        "L10",
+        "devices/_cuda.py",
+        "        if self._freeing is None:\n            # On a thread",
+        "        if self._freeing is None or not self._freeing.done():\n"
+        "            # On a thread",
+    ),
+    Defect(
+        "a word is the next user's while a copy is still to raise it",
+        "L2",
+        "devices/_cuda_words.py",
+        """\
+        with suppress(DeviceError), self._context:
+            self._lane.mark(self._stream, passed)
+""",
+        """\
+        passed(None)
+""",
+    ),
+    Defect(
+        "a late copy leaves a word low that was given back",
+        "L4",
+        "devices/_cuda_words.py",
+        "            self.put(index, base)\n",
+        "            pass\n",
+    ),
+    Defect(
+        "what was pinned stays pinned when the rest is refused",
+        "L3",
+        "devices/_cuda_pinned.py",
+        "starts[:count]",
+        "starts[:0]",
+    ),
 ]

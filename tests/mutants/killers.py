@@ -29,6 +29,7 @@ HANGS = re.compile(r"Timeout \(")
 SUITE_S = 900
 # The room of the defect comes first.
 ROOMS = ("core", "engine", "linkers", "threads", "testing", "cli")
+DEVICES = ("cuda", "devices")
 
 _running: set[int] = set()
 
@@ -133,6 +134,8 @@ def simulate_ranks(tree: Path, room: str) -> str | None:
 def test(tree: Path, room: str) -> str | None:
     """Return the test that kills a defect; None if all pass."""
     rooms = sorted(ROOMS, key=lambda name: name != room)
+    if room == "devices":
+        rooms = [*DEVICES, *rooms]
     folders = [f"tests/{name}" for name in rooms if (tree / "tests" / name).is_dir()]
     done = run((*SUITE, *folders), tree, SUITE_S, FAILED_TEST)
     if done.found is None and (done.code is None or any(map(HANGS.search, done.lines))):
