@@ -41,6 +41,8 @@ _LOCAL = {
     *(int(code) for code in cuda.CUresult if "CAPTURE" in code.name),
 }
 
+_RELAXED = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
 # What torch and the driver call the legacy stream and its likes, which are everybody's.
 SHARED_STREAMS = (0, 1, 2)
 
@@ -121,9 +123,12 @@ class Context:
             raise DeviceError(str(self.failure))
 
     def make_current(self) -> None:
-        """Make it current in a thread of our own, for good."""
+        """Make it current in a thread of our own, for good, which only waits."""
         # If it fails, so will whatever the thread asks next, and that is told.
         self.judge(code_of(cuda.cuCtxSetCurrent(self._handle)))
+        # While another thread records a graph, to wait for an event of ours would be an
+        # error otherwise, here and in the graph.
+        cuda.cuThreadExchangeStreamCaptureMode(_RELAXED)
 
     def __enter__(self) -> Self:
         if error := self.judge(code_of(cuda.cuCtxPushCurrent(self._handle))):

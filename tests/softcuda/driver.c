@@ -292,6 +292,21 @@ static CUresult cuCtxGetCurrent(Context **context) {
     return CUDA_SUCCESS;
 }
 
+/* There are no graphs here; but who waits while another thread records one must say that
+ * it may. */
+static __thread int capture_mode; /* global, until the thread says otherwise */
+enum { NUM_CAPTURE_MODES = 3 };
+
+static CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+    ENTER("cuThreadExchangeStreamCaptureMode", DRIVER);
+    if (*mode < 0 || *mode >= NUM_CAPTURE_MODES)
+        return CUDA_ERROR_INVALID_VALUE;
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
 static CUresult cuCtxGetDevice(CUdevice *device) {
     ENTER("cuCtxGetDevice", ANY_CONTEXT);
     *device = device_of(call.context);
@@ -352,6 +367,7 @@ Api driver_apis[] = {
     {"cuCtxSetCurrent", 4000, cuCtxSetCurrent},
     {"cuCtxGetCurrent", 4000, cuCtxGetCurrent},
     {"cuCtxGetDevice", 2000, cuCtxGetDevice},
+    {"cuThreadExchangeStreamCaptureMode", 10010, cuThreadExchangeStreamCaptureMode},
     {NULL},
 };
 
