@@ -245,11 +245,15 @@ async def staged(
     fuse: Fuse | None = None,
     around: Callable[[Store], Store] = same,
     device: Device | None = None,
+    store: KeptStore | None = None,
 ) -> AsyncIterator[Stage]:
-    """Open what a scenario needs, and let it go however it comes back."""
+    """Open what a scenario needs, and let it go however it comes back.
+
+    Without a store, it is one in memory.
+    """
     loop, tasks = asyncio.get_running_loop(), asyncio.all_tasks()
     loop.set_debug(False)  # a stack trace for each call takes most of thousands of runs
-    store, spare = await kept_store(), await kept_store()
+    store, spare = store or await kept_store(), await kept_store()
     device = device or place.device(scenario.num_pages)
     given = scenario.around(around(store)) if scenario.has_store else None
     async with scene(
@@ -281,14 +285,26 @@ def is_open(store: KeptStore) -> bool:
 
 async def check(stage: Stage) -> None:
     """Raise unless nothing is left, no page is wrong, and requests are served."""
-    if stage.cache._is_closed:
-        await stage.cache.aclose()
-        stage.view.check_clean()
-    else:
-        await stage.view.rest()
+    await check_left(stage)
+    if not stage.cache._is_closed:
         stage.fuse.remove()
         await check_serving(stage)
         await stage.view.rest()
+    check_shared(stage)
+
+
+async def check_left(stage: Stage) -> None:
+    """Raise unless all that was played has ended, and nothing of it is left."""
+    if stage.cache._is_closed:
+        await stage.cache.aclose()
+        await stage.view.forwards_end()
+        stage.view.check_clean()
+    else:
+        await stage.view.rest()
+
+
+def check_shared(stage: Stage) -> None:
+    """Raise if a task or a timer is left, or a store has a page that is wrong."""
     check_alone(stage)
     for store in (stage.store, stage.spare):
         for key, page in store.pages.items():
