@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 from asyncache.core import (
     Bounds,
     ClosedError,
+    DeviceError,
     KVLayout,
     Namespace,
     OrderError,
@@ -229,7 +230,8 @@ class BaseCache(BaseScopes[R]):
             ClosedError, AbortedError: If a request has ended.
             OrderError: If the layout has states, and a hit is not settled yet.
             ValueError: If a request is of another cache.
-            DeviceError: If a state could not be copied, or the device is lost.
+            DeviceError: If a state could not be copied, and the requests that needed
+                one are aborted; or the device is lost.
         """
         runtime = self._open_runtime()
         if self._device.failure is not None:
@@ -240,12 +242,29 @@ class BaseCache(BaseScopes[R]):
         for request in requests:
             request._num_forwards += 1  # noqa: SLF001 - ours
         try:
-            runtime.slots.copy(runtime.replica.look.copies(number), stream)
+            self._copy_states(runtime, number, requests, stream)
             yield
         finally:
             for request in requests:
                 request._num_forwards -= 1  # noqa: SLF001 - ours
             runtime.forwards.leave(number, stream)
+
+    def _copy_states(
+        self,
+        runtime: Runtime[R],
+        number: int,
+        requests: Sequence[R],
+        stream: int | None,
+    ) -> None:
+        copies = runtime.replica.look.copies(number)
+        try:
+            runtime.slots.copy(copies, stream)
+        except DeviceError:
+            # The core takes these states for copied, and no later forward would.
+            for request in requests:
+                if runtime.slots.are_into(request._open_state(), copies):  # noqa: SLF001 - ours
+                    request._finish(aborted=True)  # noqa: SLF001 - ours
+            raise
 
     def gates(self, requests: Sequence[R]) -> Gates:
         """Return the gates of several requests' hits as one, as they stand now.

@@ -20,6 +20,7 @@ from asyncache.core import (
     AbortedError,
     AsyncacheError,
     ClosedError,
+    DeviceError,
     OrderError,
     RankError,
     RequestState as State,
@@ -251,14 +252,19 @@ class BaseRequest(ABC, Generic[S]):
         Raises:
             OrderError: If no forward over the request is open.
             ValueError: If ``num_tokens`` is no such boundary, or there are no states.
-            DeviceError: If the state could not be copied.
+            DeviceError: If the state could not be copied; the request is aborted.
         """
         state, runtime = self._open_state(), self._runtime
         num_tokens = check_count("num_tokens", num_tokens)
         if not self._num_forwards:
             raise OrderError("checkpoint in a forward: with cache.forward([request])")
         copies = runtime.call(runtime.replica.calls.checkpoint, state, num_tokens)
-        runtime.slots.copy(copies, stream)
+        try:
+            runtime.slots.copy(copies, stream)
+        except DeviceError:
+            # A commit would share what the slot held before.
+            self._finish(aborted=True)
+            raise
         return bool(copies)
 
     def suspend(self) -> None:

@@ -34,6 +34,11 @@ class Slots:
         own = zip(self._states, request.slots.own, strict=False)
         return MappingProxyType({self._names[at]: slot for at, slot in own})
 
+    def are_into(self, request: RequestState, copies: Sequence[SlotCopy]) -> bool:
+        """Whether one of these copies is into a slot of a request's own."""
+        own = set(zip(self._states, request.slots.own, strict=False))
+        return any((pool, target) in own for pool, _, target in copies)
+
     def copy(self, copies: Sequence[SlotCopy], stream: int | None) -> None:
         """Copy states between slots, in the order of a forward's stream.
 

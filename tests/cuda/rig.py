@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cuda.bindings import driver as cuda
 
 from asyncache.core import KVLayout, PageKey
 from asyncache.devices import CudaDevice
+from asyncache.devices._pool import TORCH_DTYPES
 from asyncache.stores import FileStore, Status
 from asyncache.stores._page_files import PageFiles, PageReader
 from tests.engine.scene import LAYOUT, POISON
@@ -21,6 +23,7 @@ from tests.softcuda import SoftCuda
 
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
+NON_BLOCKING = 1
 PLAIN_CALLS = {"cuEventCreate"}
 """Calls that enqueue nothing."""
 
@@ -32,7 +35,9 @@ def device_memory(
     """Lend a poisoned tensor a pool, each of which plays memory of a GPU."""
     tensors = {
         pool.name: torch.full(
-            (num_pages, *layout.space(pool).shape), POISON, dtype=torch.uint8
+            (num_pages, *layout.space(pool).shape),
+            POISON,
+            dtype=TORCH_DTYPES[layout.space(pool).dtype],
         )
         for pool in layout.pools
     }
@@ -61,6 +66,88 @@ async def gpu(
             yield device
         finally:
             await device.aclose()
+
+
+class Model:
+    """An embedder's stream, and a forward on it that is copies within device memory.
+
+    So a gate may hold a forward, or the copies of the engine, or both.
+    """
+
+    def __init__(self, softcuda: SoftCuda, ordinal: int = 0) -> None:
+        self._softcuda = softcuda
+        self._ordinal = ordinal
+        self._scratch: list[torch.Tensor] = []
+        self._context = call(cuda.cuDevicePrimaryCtxRetain(ordinal))
+        with self._current():
+            self.stream = int(call(cuda.cuStreamCreate(NON_BLOCKING)))
+
+    def write(self, target: torch.Tensor, data: bytes) -> None:
+        """Have the stream write bytes to a page, or to a part of it."""
+        source = self._take(len(data))
+        source[:] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._copy(target.data_ptr(), source.data_ptr(), len(data))
+
+    def read(self, source: torch.Tensor) -> torch.Tensor:
+        """Have the stream read a page; return what holds its bytes afterwards."""
+        target = self._take(source.nbytes)
+        self._copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+        return target
+
+    def run(self) -> None:
+        """Block until the stream has run all that it was given."""
+        with self._current():
+            call(cuda.cuStreamSynchronize(self.stream))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has run all that it was given."""
+        with self._current():
+            return cuda.cuStreamQuery(self.stream)[0] == 0
+
+    def close(self) -> None:
+        with self._current():
+            cuda.cuStreamSynchronize(self.stream)
+            cuda.cuStreamDestroy(self.stream)
+        cuda.cuDevicePrimaryCtxRelease(self._ordinal)
+        for tensor in self._scratch:
+            self._softcuda.undeclare(tensor)
+
+    def _copy(self, target: int, source: int, num_bytes: int) -> None:
+        with self._current():
+            call(cuda.cuMemcpyAsync(target, source, num_bytes, self.stream))
+
+    def _take(self, num_bytes: int) -> torch.Tensor:
+        tensor = torch.full([num_bytes], POISON, dtype=torch.uint8)
+        self._softcuda.declare(tensor, device=self._ordinal)
+        self._scratch.append(tensor)
+        return tensor
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        call(cuda.cuCtxPushCurrent(self._context))
+        try:
+            yield
+        finally:
+            cuda.cuCtxPopCurrent()
+
+
+def call(result: tuple[Any, ...]) -> Any:
+    """Return what a call of the driver returned, or raise."""
+    code, *values = result
+    if code != 0:
+        raise RuntimeError(f"the driver returned {code}")
+    return values[0] if values else None
+
+
+@contextmanager
+def model(softcuda: SoftCuda, ordinal: int = 0) -> Iterator[Model]:
+    """Lend a model; at the end of the block its stream has run all."""
+    lent = Model(softcuda, ordinal)
+    try:
+        yield lent
+    finally:
+        lent.close()
 
 
 class Injection:
