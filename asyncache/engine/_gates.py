@@ -8,6 +8,7 @@ came is undone when the load ends, because its request is not ``settled`` before
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -156,9 +157,19 @@ class Board:
             self.give_up(load.seq)
 
     def watch(self, load: Progress, layer: int) -> None:
-        """Give up on a load in a while, unless it has passed a layer."""
-        after = partial(self.queues.call_later, self.gate_s)
-        self.queues.soon(after, self.give_up_on, load, layer)
+        """Give up on a load in a while, unless it has passed a layer.
+
+        The clock is not the driver's: its thread may wait for the stream that waits.
+        """
+        self.queues.out(self._watch, load, layer)
+
+    def _watch(self, load: Progress, layer: int) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # the thread of the transfers is over: no layer will come
+            self.give_up_on(load, layer)
+        else:
+            loop.call_later(self.gate_s, self.give_up_on, load, layer)
 
     def _notify(self) -> None:
         changed = self.queues.changed

@@ -61,7 +61,7 @@ class Queues(ABC):
 
     @abstractmethod
     def out(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Make a call where the transfers live; from the driver's thread."""
+        """Make a call where the transfers live, in order; from any thread."""
 
     @abstractmethod
     def into(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
@@ -120,7 +120,10 @@ class OneLoop(Queues):
         return threading.get_ident() == self._thread
 
     def out(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
-        call(*args)
+        if self.is_home():
+            call(*args)
+        else:
+            self.soon(call, *args)
 
     def into(self, call: Callable[[*Ts], object], *args: *Ts) -> None:
         call(*args)

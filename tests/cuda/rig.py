@@ -78,6 +78,7 @@ class Model:
         self._softcuda = softcuda
         self._ordinal = ordinal
         self._scratch: list[torch.Tensor] = []
+        call(cuda.cuInit(0))
         self._context = call(cuda.cuDevicePrimaryCtxRetain(ordinal))
         with self._current():
             self.stream = int(call(cuda.cuStreamCreate(NON_BLOCKING)))
