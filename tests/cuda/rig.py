@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from asyncache.devices._pool import TORCH_DTYPES
 from asyncache.stores import FileStore, Status
 from asyncache.stores._page_files import PageFiles, PageReader
 from tests.engine.scene import LAYOUT, POISON
-from tests.engine.stage import MEANT, PAGE_BYTES, STORED
+from tests.engine.stage import MEANT, PAGE_BYTES, STORED, Place, Scenario, Stage, staged
 from tests.softcuda import SoftCuda
 
 OUT_OF_MEMORY = 2
@@ -245,3 +245,17 @@ class Shelf:
         finally:
             await store.aclose()
             shutil.rmtree(directory)
+
+
+@asynccontextmanager
+async def on_gpu(
+    softcuda: SoftCuda, shelf: Shelf | None, scenario: Scenario
+) -> AsyncIterator[Stage]:
+    """Open what a scenario needs, with a GPU; with files, if there is a shelf."""
+    async with (
+        nullcontext() if shelf is None else shelf.store() as store,
+        gpu(softcuda, scenario.num_pages) as device,
+        staged(scenario, Place.LAYERED, device=device, store=store) as stage,
+    ):
+        yield stage
+    assert softcuda.leftovers() == {}

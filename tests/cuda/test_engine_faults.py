@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from asyncache.core import DeviceError
 from asyncache.testing._nth import noting
-from tests.cuda.rig import Injection, Shelf, gpu
+from tests.cuda.rig import Injection, Shelf, on_gpu
 from tests.engine.scenarios import SCENARIOS
 from tests.engine.stage import (
     PLAIN,
-    Place,
     Scenario,
     Stage,
     check_left,
     check_shared,
     check_stored,
-    staged,
 )
-from tests.softcuda import SoftCuda
 
 MAX_RUNS = 200
 
@@ -39,20 +34,6 @@ async def shelf(tmp_path) -> Shelf:
     shelf = Shelf(tmp_path)
     await shelf.fill()
     return shelf
-
-
-@asynccontextmanager
-async def on_gpu(
-    softcuda: SoftCuda, shelf: Shelf, scenario: Scenario
-) -> AsyncIterator[Stage]:
-    """Open what a scenario needs, with files and a GPU."""
-    async with (
-        shelf.store() as store,
-        gpu(softcuda, scenario.num_pages) as device,
-        staged(scenario, Place.LAYERED, device=device, store=store) as stage,
-    ):
-        yield stage
-    assert softcuda.leftovers() == {}
 
 
 @by_turns("cuMemcpyBatchAsync", "cuEventRecord", "cuEventCreate")

@@ -42,6 +42,7 @@ class BlockingScene(Scene):
 
     def rest(self) -> None:
         """Wait until nothing moves, and check that nothing was left behind."""
+        self.until(lambda: not self.cache._runtime.driver._open_brackets)
         assert self.cache.drain(deadline_s=PATIENCE_S) == 0
         self.until(lambda: not self.cache.statistics().transfers)
         self.cache.step()
