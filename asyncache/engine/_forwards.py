@@ -40,6 +40,7 @@ class Forwards:
         self._tell = tell
         self._overdue_s = overdue_s
         self._alarms: dict[int, Timer] = {}
+        self._is_closed = False
 
     def leave(self, number: int, stream: int | None) -> None:
         """Finish a forward as soon as its stream has run all that it was given."""
@@ -54,7 +55,7 @@ class Forwards:
             self._finish(number)
 
         self._device.when_done(stream, done)
-        if not is_over:
+        if not is_over and not self._is_closed:
             overdue = Overdue(None, 0, self._overdue_s)
             self._alarms[number] = self._queues.call_later(
                 self._overdue_s, self._tell, overdue
@@ -62,6 +63,7 @@ class Forwards:
 
     def close(self) -> None:
         """Tell of none any more."""
+        self._is_closed = True
         for alarm in self._alarms.values():
             alarm.cancel()
         self._alarms.clear()

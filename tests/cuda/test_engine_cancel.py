@@ -123,6 +123,8 @@ async def test_cancelled_during_an_offload_what_is_shared_is_stored(way, softcud
         assert view.cache.statistics().counters.stored_pages == 3
 
 
+# They look at all timers that are left, which uvloop does not show.
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 @pytest.mark.parametrize(
     ("scenario", "style"),
     list(zip(SCENARIOS, itertools.cycle(CancelStyle), strict=False)),

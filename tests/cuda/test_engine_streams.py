@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from asyncache.core import DeviceError, PageState
+from asyncache.engine import Limits, Overdue
 from asyncache.stores import FileStore
 from tests.cuda.rig import ILLEGAL_ADDRESS, Model, gpu, model
 from tests.engine.scene import (
@@ -176,6 +177,22 @@ async def test_a_cache_may_be_closed_and_its_memory_not_while_a_forward_runs(sof
                 assert softcuda.leftovers()["live_streams"] == 3
                 gate.open()
             await until(lambda: not view.pool.quarantine)
+
+
+async def test_a_forward_that_is_left_after_the_close_is_told_of_no_more(softcuda):
+    limits = Limits(overdue_s=0.001)
+    async with engine(softcuda, check=False, limits=limits) as (view, stream):
+        with softcuda.gate(FORWARDS) as gate:
+            with view.cache.request(TOKENS) as request:
+                request.extend(len(TOKENS))
+                with view.cache.forward([request], stream=stream.stream):
+                    spoils(view, stream, request.page_table["kv"])
+                    await view.cache.aclose()
+            await to_thread(gate.wait_held)
+            assert not view.cache._runtime.forwards._alarms
+            gate.open()
+            await until(lambda: not view.pool.quarantine)
+        assert not view.log.of(Overdue)
 
 
 async def test_a_lost_gpu_is_told_to_who_begins_a_forward(softcuda):

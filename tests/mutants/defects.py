@@ -1455,4 +1455,97 @@ DEFECTS = [
         "starts[:count]",
         "starts[:0]",
     ),
+    # Streams of a GPU: what was given to one has not run yet.
+    Defect(
+        "a forward lets go of its pages when its block is left",
+        "L2",
+        "engine/_forwards.py",
+        "self._device.when_done(stream, done)",
+        "done()",
+    ),
+    Defect(
+        "a forward is over when another stream has run",
+        "L2",
+        "engine/_forwards.py",
+        "self._device.when_done(stream, done)",
+        "self._device.when_done(None, done)",
+    ),
+    Defect(
+        "a load that failed leaves the streams waiting that were told to",
+        "L4",
+        "engine/_gates.py",
+        """\
+            self.word.release()
+            self.word = None
+""",
+        """\
+            self.word = None
+""",
+    ),
+    Defect(
+        "streams are let go by a clock of the thread that waits for them",
+        "L4",
+        "engine/_gates.py",
+        "self.queues.out(self._watch, load, layer)",
+        """\
+self.queues.soon(
+            partial(self.queues.call_later, self.gate_s), self.give_up_on, load, layer
+        )""",
+    ),
+    Defect(
+        "a stream reads a layer whose copies have yet to begin",
+        "L1",
+        "engine/_gates.py",
+        "load.word.hold(stream, layer + 1)",
+        "load.word.hold(stream, layer)",
+    ),
+    Defect(
+        "a state that could not be kept is shared",
+        "L1",
+        "engine/_base_request.py",
+        """\
+            self._finish(aborted=True)
+            raise
+""",
+        """\
+            raise
+""",
+    ),
+    Defect(
+        "a forward runs over a state that could not be copied",
+        "L1",
+        "engine/_slots.py",
+        "return any((pool, target) in own for pool, _, target in copies)",
+        "return any((pool, source) in own for pool, source, _ in copies)",
+    ),
+    Defect(
+        "a copy that was refused counts as landed",
+        "L1",
+        "devices/_cuda_copy.py",
+        "self.finish(self._lost or self.refused)",
+        "self.finish(self._lost)",
+    ),
+    Defect(
+        "a copy that the GPU died under counts as landed",
+        "L1",
+        "devices/_cuda_copy.py",
+        "self.finish(self._lost or self.refused)",
+        "self.finish(self.refused)",
+    ),
+    Defect(
+        "a buffer is lent again while a copy out of it runs",
+        "L2",
+        "linkers/_store_linker.py",
+        """\
+            if copy is None:
+                self._staging.give(buffer)
+        if copy is not None:
+            flight.add(copy, lambda: self._staging.give(buffer))
+""",
+        """\
+            self._staging.give(buffer)
+        if copy is not None:
+            flight.add(copy, lambda: None)
+""",
+    ),
 ]

@@ -134,8 +134,7 @@ def simulate_ranks(tree: Path, room: str) -> str | None:
 def test(tree: Path, room: str) -> str | None:
     """Return the test that kills a defect; None if all pass."""
     rooms = sorted(ROOMS, key=lambda name: name != room)
-    if room == "devices":
-        rooms = [*DEVICES, *rooms]
+    rooms = [*DEVICES, *rooms] if room == "devices" else [*rooms, *DEVICES]
     folders = [f"tests/{name}" for name in rooms if (tree / "tests" / name).is_dir()]
     done = run((*SUITE, *folders), tree, SUITE_S, FAILED_TEST)
     if done.found is None and (done.code is None or any(map(HANGS.search, done.lines))):
