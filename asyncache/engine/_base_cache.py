@@ -225,6 +225,8 @@ class BaseCache(BaseScopes[R]):
             requests: Whose pages and slots the model may touch.
             stream: Handle of the stream that it runs on, such as torch's
                 ``stream.cuda_stream``; the current one if None. Host memory has none.
+                What one stream computes and another reads, you put in order: a prefix
+                that was committed may be hit before its stream has run.
 
         Raises:
             ClosedError, AbortedError: If a request has ended.

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import anyio
 import pytest
 
-from asyncache.core import AbortedError, OrderError, PageState
+from asyncache.core import AbortedError, DeviceError, OrderError, PageState
 from asyncache.devices import CudaDevice
 from asyncache.engine import Limits
 from asyncache.testing import CancelStyle, cancel_nth
-from tests.cuda.rig import device_memory, gpu, on_gpu
+from tests.cuda.rig import OUT_OF_MEMORY, device_memory, gpu, on_gpu
 from tests.engine.blocking import blocking_scene
 from tests.engine.scenarios import SCENARIOS
 from tests.engine.scene import (
@@ -226,6 +226,22 @@ async def test_a_detach_waits_for_a_copy_that_runs(softcuda):
             await in_the_end(view.cache.detach)
             assert view.pool.quarantine == 0
             view.finish(request, TOKENS, 0)
+
+
+async def test_without_pinned_memory_nothing_is_opened_or_attached(softcuda):
+    store = await memory_store(TOKENS)
+    async with gpu(softcuda) as device:
+        softcuda.refuse("cuMemHostRegister", OUT_OF_MEMORY)
+        with pytest.raises(DeviceError, match="could not be pinned"):
+            async with scene(device=device, linker=staged(store)):
+                pass
+        async with scene(device=device) as view:
+            softcuda.refuse("cuMemHostRegister", OUT_OF_MEMORY)
+            with pytest.raises(DeviceError, match="could not be pinned"):
+                await view.cache.attach(store)
+            assert await view.serve(TOKENS) == 0
+            await view.cache.attach(store)
+            assert await view.serve(TOKENS) == 3 * PAGE
 
 
 # The blocking face.

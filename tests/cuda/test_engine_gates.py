@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 import pytest
 
-from asyncache.core import OrderError
+from asyncache.core import DeviceError, OrderError
 from asyncache.devices import CudaDevice
 from asyncache.engine import Limits
 from asyncache.testing import GateStore
-from tests.cuda.rig import OUT_OF_MEMORY, device_memory, gpu, model
+from tests.cuda.rig import ILLEGAL_ADDRESS, OUT_OF_MEMORY, device_memory, gpu, model
 from tests.engine.blocking import blocking_scene
 from tests.engine.scene import (
     KV,
@@ -143,6 +143,11 @@ async def is_refused(view, store, softcuda):
     store.get_gate.open()
 
 
+async def cannot_tell_streams(view, store, softcuda):
+    softcuda.refuse("cuStreamWriteValue32", OUT_OF_MEMORY)
+    store.get_gate.open()
+
+
 async def loses_a_page(view, store, softcuda):
     store._inner._pages.clear()
     store.get_gate.open()
@@ -161,7 +166,15 @@ async def never_comes(view, store, softcuda):
 
 
 @pytest.mark.parametrize(
-    "fails", [is_refused, loses_a_page, is_detached, is_reset, never_comes]
+    "fails",
+    [
+        is_refused,
+        cannot_tell_streams,
+        loses_a_page,
+        is_detached,
+        is_reset,
+        never_comes,
+    ],
 )
 async def test_a_load_that_fails_lets_the_streams_go_on_that_wait_for_it(
     fails, softcuda
@@ -181,6 +194,27 @@ async def test_a_load_that_fails_lets_the_streams_go_on_that_wait_for_it(
             store.get_gate.open()
             await hit.wait()
             view.finish(request, TOKENS, hit.num_tokens)
+
+
+async def test_a_gpu_that_dies_under_a_load_ends_it_though_streams_wait(softcuda):
+    store = await gate_store(TOKENS, is_open=True)
+    store.get_gate.close()
+    async with gpu(softcuda, waits="words") as device:
+        with model(softcuda) as stream:
+            async with scene(
+                device=device, linker=staged(store, **LINK), limits=PATIENT
+            ) as view:
+                with view.cache.request(TOKENS) as request:
+                    hit = await request.restore()
+                    await store.get_gate.wait_arrived()
+                    with view.cache.forward([request], stream=stream.stream):
+                        read_layers(view, stream, request, hit.gates)
+                    softcuda.poison("cuMemcpyBatchAsync", ILLEGAL_ADDRESS, nth=2)
+                    store.get_gate.open()
+                    with anyio.fail_after(PATIENCE_S):
+                        await hit.wait()
+                    assert hit.num_tokens == 0
+                    assert hit.gates.is_open(1)
 
 
 @pytest.mark.parametrize("end", ["abort", "suspend", "close"])
@@ -205,6 +239,20 @@ async def test_a_load_that_nobody_wants_any_more_lets_streams_go_on(end, softcud
                         case "close":
                             await view.cache.aclose()
                     await to_thread(stream.run)
+
+
+async def test_a_stream_that_cannot_be_told_raises_and_leaves_the_load_alone(softcuda):
+    store = await gate_store(TOKENS, is_open=True)
+    store.get_gate.close()
+    async with engine(softcuda, store, waits="words") as (view, stream):
+        with view.cache.request(TOKENS) as request:
+            hit = await request.restore()
+            softcuda.refuse("cuStreamWaitValue32", OUT_OF_MEMORY)
+            with pytest.raises(DeviceError, match="could not be told"):
+                hit.gates.wait_stream(0, stream.stream)
+            store.get_gate.open()
+            await hit.wait()
+            assert hit.num_tokens == 3 * PAGE
 
 
 # The blocking face.
