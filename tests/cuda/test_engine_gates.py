@@ -259,12 +259,15 @@ async def test_a_stream_that_cannot_be_told_raises_and_leaves_the_load_alone(sof
 
 
 @contextmanager
-def blocking_engine(softcuda, store, *, waits, limits=PATIENT):
+def blocking_engine(softcuda, store, *, waits, limits=PATIENT, **arguments):
     with device_memory(softcuda, LAYOUT, 8) as tensors, model(softcuda) as stream:
         device = CudaDevice.adopt(LAYOUT, tensors, waits=waits)
         try:
             with blocking_scene(
-                device=device, linker=staged(store, **LINK), limits=limits
+                device=device,
+                linker=staged(store, **LINK),
+                limits=limits,
+                **arguments,
             ) as view:
                 yield view, stream
                 run(stream)
@@ -315,3 +318,20 @@ def test_a_stream_goes_on_though_its_owner_waits_for_it_and_no_page_comes(softcu
             run(stream)
             assert hit.wait().num_tokens == 0
         view.open(store.get_gate)
+
+
+def test_a_stream_does_not_wait_for_a_load_that_no_thread_will_run(softcuda):
+    store = anyio.run(memory_store, TOKENS)
+    arguments = {"waits": "words", "launch": "batch", "check": False}
+    with (
+        blocking_engine(softcuda, store, **arguments) as (view, stream),
+        view.cache.request(TOKENS) as request,
+    ):
+        hit = request.restore()
+        thread = view.cache._thread
+        thread.cancel()
+        view.until(lambda: thread.is_over)
+        assert not hit.gates.is_open(0)
+        with view.cache.forward([request], stream=stream.stream):
+            read_layers(view, stream, request, hit.gates)
+        run(stream)
