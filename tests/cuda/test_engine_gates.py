@@ -196,7 +196,8 @@ async def test_a_load_that_fails_lets_the_streams_go_on_that_wait_for_it(
             view.finish(request, TOKENS, hit.num_tokens)
 
 
-async def test_a_gpu_that_dies_under_a_load_ends_it_though_streams_wait(softcuda):
+@pytest.mark.parametrize("nth", [2, 4])  # of four copies
+async def test_a_gpu_that_dies_under_a_load_ends_it_though_streams_wait(nth, softcuda):
     store = await gate_store(TOKENS, is_open=True)
     store.get_gate.close()
     async with gpu(softcuda, waits="words") as device:
@@ -209,7 +210,7 @@ async def test_a_gpu_that_dies_under_a_load_ends_it_though_streams_wait(softcuda
                     await store.get_gate.wait_arrived()
                     with view.cache.forward([request], stream=stream.stream):
                         read_layers(view, stream, request, hit.gates)
-                    softcuda.poison("cuMemcpyBatchAsync", ILLEGAL_ADDRESS, nth=2)
+                    softcuda.poison("cuMemcpyBatchAsync", ILLEGAL_ADDRESS, nth=nth)
                     store.get_gate.open()
                     with anyio.fail_after(PATIENCE_S):
                         await hit.wait()
