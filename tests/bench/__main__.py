@@ -14,6 +14,7 @@ import torch
 
 from tests.bench import (
     bookkeeping,
+    cuda,
     decode,
     files,
     hashing,
@@ -32,6 +33,7 @@ BENCHMARKS = {
     "steps": steps.run,
     "files": files.run,
     "ranks": ranks.run,
+    "cuda": cuda.run,
     "stall": stall.run,
     "storm": storm.run,
     "decode": decode.run,
