@@ -13,6 +13,8 @@ from asyncache.devices._pieces import Ints, to_numpy
 from asyncache.devices._pool import PageOrder, Pool
 
 _INT_CODES = "bBhHiIlLqQ"
+# To mark a page costs less than to sort its id, unless most of the marks stay unused.
+_MARKS_PER_ID = 64
 
 
 def check_page_counts(
@@ -54,22 +56,29 @@ def check_pages(pages: Sequence[int], num_pages: int) -> Ints:
     if isinstance(pages, array) and pages.typecode not in _INT_CODES:
         raise TypeError(f"page ids must be ints, not an array of {pages.typecode!r}")
     ids = to_numpy(pages)
-    if len(ids) and not 0 <= ids.min() <= ids.max() < num_pages:
+    # Unsigned, a negative id is larger than any pool.
+    if len(ids) and ids.view(np.uint64).max() >= num_pages:
         bad = next(page for page in pages if not 0 <= page < num_pages)
         raise ValueError(f"page ids must be in [0, {num_pages}), got {bad}")
     return ids
 
 
-def check_unique(ids: Ints) -> None:
-    """Check that no page would be written twice at once."""
-    in_order = np.sort(ids)
-    if (in_order[1:] == in_order[:-1]).any():
+def check_unique(ids: Ints, num_pages: int) -> None:
+    """Check that no page, of so many in the pool, would be written twice at once."""
+    if num_pages <= _MARKS_PER_ID * len(ids):
+        is_named = np.zeros(num_pages, dtype=np.bool_)
+        is_named[ids] = True
+        num_named = np.count_nonzero(is_named)
+    else:
+        in_order = np.sort(ids)
+        num_named = len(ids) - np.count_nonzero(in_order[1:] == in_order[:-1])
+    if num_named < len(ids):
         raise ValueError(f"pages to write must differ, got {ids.tolist()}")
 
 
-def check_apart(sources: Ints, targets: Ints) -> None:
+def check_apart(sources: Ints, targets: Ints, num_pages: int) -> None:
     """Check that pages can be copied onto others, one each."""
-    check_unique(targets)
+    check_unique(targets, num_pages)
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources for {len(targets)} targets")
     if shared := set(sources.tolist()) & set(targets.tolist()):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,39 +46,62 @@ def to_numpy(pages: Sequence[int]) -> Ints:
 
 def buffer_pieces(pool: Pool, pages: Ints, layers: range, buffer: int) -> Pieces:
     """Return the pieces of some layers of pages, beside a buffer at an address."""
-    page_bytes = len(layers) * pool.space.layer_bytes
-    rows = buffer + np.arange(len(pages)) * page_bytes
-    return _joined(
-        [
-            (_addresses(cut, pages), rows + cut.offset, cut.num_bytes)
-            for cut in pool.cuts(layers)
-        ]
-    )
+    cuts, row_bytes = pool.cuts(layers), len(layers) * pool.space.layer_bytes
+    starts = np.array([[buffer + cut.offset] for cut in cuts])
+    # Pages that are neighbours in the pool are so in the buffer if each is one piece.
+    runs = _runs(pages) if len(cuts) == 1 and _is_whole(cuts[0]) else None
+    rows = np.arange(len(pages)) if runs is None else runs.firsts
+    return _pieces(cuts, pages, runs, starts + rows * row_bytes)
 
 
 def page_pieces(pool: Pool, sources: Ints, targets: Ints) -> Pieces:
     """Return the pieces of all layers of target pages, beside those of sources."""
     cuts = pool.cuts(range(pool.space.num_layers))
-    return _joined(
-        [
-            (_addresses(cut, targets), _addresses(cut, sources), cut.num_bytes)
-            for cut in cuts
-        ]
-    )
+    runs = _runs(targets, sources) if all(map(_is_whole, cuts)) else None
+    origins = sources if runs is None else sources[runs.firsts]
+    return _pieces(cuts, targets, runs, _addresses(cuts, origins))
 
 
-def _addresses(cut: Cut, pages: Ints) -> Ints:
-    return pages * cut.region.page_stride + (cut.region.address + cut.start)
+class _Runs(NamedTuple):
+    """Pages that follow one another: where each run begins, and how long it is."""
+
+    firsts: Ints
+    lengths: Ints
 
 
-def _joined(columns: Sequence[tuple[Ints, Ints, int]]) -> Pieces:
-    pool = np.concatenate([column[0] for column in columns])
-    other = np.concatenate([column[1] for column in columns])
-    sizes = np.repeat(np.array([column[2] for column in columns]), len(columns[0][0]))
-    goes_on = (pool[1:] == pool[:-1] + sizes[:-1]) & (
-        other[1:] == other[:-1] + sizes[:-1]
-    )
+def _runs(*columns: Ints) -> _Runs | None:
+    """Return the runs in which all columns count up by one; None if there are none."""
+    goes_on = columns[0][1:] == columns[0][:-1] + 1
+    for column in columns[1:]:
+        goes_on &= column[1:] == column[:-1] + 1
     if not goes_on.any():
-        return Pieces(pool, other, sizes)
-    starts = np.flatnonzero(np.concatenate(([True], ~goes_on)))
-    return Pieces(pool[starts], other[starts], np.add.reduceat(sizes, starts))
+        return None
+    firsts = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    return _Runs(firsts, np.diff(firsts, append=len(columns[0])))
+
+
+def _is_whole(cut: Cut) -> bool:
+    """Return whether a cut of one page goes on where that of the page before ends."""
+    return cut.start == 0 and cut.num_bytes == cut.region.page_stride
+
+
+def _addresses(cuts: Sequence[Cut], pages: Ints) -> Ints:
+    """Return where cuts begin in pages, shape [num_cuts, num_pages]."""
+    strides = np.array([[cut.region.page_stride] for cut in cuts])
+    starts = np.array([[cut.region.address + cut.start] for cut in cuts])
+    addresses: Ints = pages * strides
+    addresses += starts
+    return addresses
+
+
+def _pieces(
+    cuts: Sequence[Cut], pages: Ints, runs: _Runs | None, other: Ints
+) -> Pieces:
+    """Return pieces cut by cut; a run of pages is one piece."""
+    sizes = np.array([cut.num_bytes for cut in cuts])
+    if runs is None:
+        pool, num_bytes = _addresses(cuts, pages), np.repeat(sizes, len(pages))
+    else:
+        pool = _addresses(cuts, pages[runs.firsts])
+        num_bytes = np.multiply.outer(sizes, runs.lengths).ravel()
+    return Pieces(pool.ravel(), other.ravel(), num_bytes)

@@ -100,7 +100,7 @@ class PooledDevice(Device):
     ) -> Copy:
         held = self._pool(pool)
         wanted, ids = layer_range(layers, held), check_pages(pages, held.num_pages)
-        check_unique(ids)
+        check_unique(ids, held.num_pages)
         buffer = check_buffer(source, len(ids), wanted, held)
         pieces = buffer_pieces(held, ids, wanted, buffer.ctypes.data)
         return self._start(pieces, buffer, Direction.INTO_PAGES)
@@ -129,7 +129,7 @@ class PooledDevice(Device):
         held = self._pool(pool)
         origins = check_pages(sources, held.num_pages)
         aims = check_pages(targets, held.num_pages)
-        check_apart(origins, aims)
+        check_apart(origins, aims, held.num_pages)
         self._move(page_pieces(held, origins, aims), stream)
 
     def _pool(self, name: str) -> Pool:

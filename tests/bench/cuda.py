@@ -126,7 +126,7 @@ def _parts(
 
     async def checks() -> float:
         with (watch := Stopwatch()):
-            check_unique(check_pages(pages, pool.num_pages))
+            check_unique(check_pages(pages, pool.num_pages), pool.num_pages)
             check_buffer(memory, NUM_PAGES, layers, pool)
         return watch.seconds
 
