@@ -16,7 +16,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo serve storm ranks sim test check lint coverage props mutants bench bench-peers fix clean
+.PHONY: help setup demo serve storm ranks sim test check lint coverage props mutants bench gpu bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ mutants: $(VENV)/.test ## Break the code in many ways; simulator or tests must n
 
 bench: $(VENV)/.bench ## Run the benchmarks; ARGS go to them
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# Not in .venv, whose torch knows no GPU: with whatever PYTHON has.
+gpu: ## Check and measure CudaDevice on a GPU, with PYTHON as it is, in four minutes
+	$(PYTHON) -m tests.gpu $(ARGS)
 
 bench-peers: $(VENV)/peers ## Install what the benchmarks compare with
 

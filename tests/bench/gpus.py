@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -12,7 +13,7 @@ from cuda.bindings import driver
 from asyncache.core import DeviceError, KVLayout
 from asyncache.devices import CudaDevice, PageOrder
 from asyncache.devices._pool import TORCH_DTYPES
-from tests.softcuda import SoftCuda, driver_line, load
+from tests.softcuda import LIBRARY, SoftCuda, driver_line, load
 
 
 class Gpu:
@@ -84,6 +85,15 @@ class Gpu:
 
 
 _declared: list[torch.Tensor] = []
+
+
+def has_driver() -> bool:
+    """Whether a CUDA driver is installed; softcuda, once loaded, looks like one."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def pick_gpu() -> Gpu:

@@ -8,7 +8,15 @@ from functools import cache
 from tests.softcuda._build import LIBRARY, NoCompilerError, build
 from tests.softcuda._controls import Direction, Gate, SoftCuda
 
-__all__ = ["Direction", "Gate", "NoCompilerError", "SoftCuda", "driver_line", "load"]
+__all__ = [
+    "LIBRARY",
+    "Direction",
+    "Gate",
+    "NoCompilerError",
+    "SoftCuda",
+    "driver_line",
+    "load",
+]
 
 
 @cache

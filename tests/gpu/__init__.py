@@ -1,0 +1,1 @@
+"""What only a GPU can show, in four minutes: ``make gpu``."""
