@@ -100,12 +100,15 @@ class CudaDevice(PooledDevice):
 
         def allocate(_: Context) -> dict[str, Pool]:
             where = torch.device("cuda", ordinal)
-            return {
+            pools = {
                 pool.name: allocate_pool(
                     layout.space(pool), counts[pool.name], order, where
                 )
                 for pool in layout.pools
             }
+            # torch's stream writes the zeros: a copy on ours must not come before them.
+            torch.cuda.current_stream(where).synchronize()
+            return pools
 
         self._open(layout, allocate, ordinal, waits, close_s)
 
