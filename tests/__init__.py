@@ -1,0 +1,1 @@
+"""Everything but the package itself: tests, benchmarks, and what they run on."""
