@@ -251,6 +251,15 @@ def test_what_one_rank_does_wrong_is_an_end_for_all(role):
     assert {"0", "1"} <= max(ends, key=len)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7007330, 7013860])
+def test_a_rank_that_lost_the_others_is_compared_with_nobody(seed):
+    """One of them is gone, and it steps to hear of that while they attach a store."""
+    result = simulate(draw(seed, 3), is_logged=True)
+    assert result.failure is None
+    assert any(": failed: rank 1 has left" in line for line in result.log)
+
+
 def test_mishaps_of_ranks_are_seen():
     seen = Counter()
     for case in islice(cases(2, role=Role.SLOW), 12):

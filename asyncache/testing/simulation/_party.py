@@ -103,6 +103,9 @@ class WatchedGroup(Group):
         self._inner = inner
         self._party = party
         self._barrier_s = barrier_s
+        self.is_lost = False
+        """Whether it goes on without knowing what the others do. One of them is gone:
+        whatever it takes part in fails, and need not be what they are at."""
         self.is_open = False
         """Whether caches are open, so that all but the shortest vectors are ballots."""
         self._have_differed = False
@@ -124,6 +127,8 @@ class WatchedGroup(Group):
             self._have_differed = vector[1] != -vector[2]
 
     def _compare(self, what: str, number: int, value: object) -> None:
+        if self.is_lost:
+            return
         try:
             self._party.check_same(what, number, self.rank, value)
         except LawError as error:

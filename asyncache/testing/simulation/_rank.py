@@ -52,7 +52,6 @@ class Rank:
         places: Requests that are open, by number.
         sleep_s: Seconds that the loop will take for other things in the next gap.
         is_ahead: Whether it is to make a call that no other rank makes.
-        is_lost: Whether it steps without knowing what the others do.
         last_step_at: When it last came to the end of a step.
     """
 
@@ -71,7 +70,6 @@ class Rank:
         """Those of requests that are every rank's, and want a handler here."""
         self.sleep_s = 0.0
         self.is_ahead = False
-        self.is_lost = False
         self.last_step_at = 0.0
         self._case = case
         self._team = team
@@ -128,7 +126,7 @@ class Rank:
         self.last_step_at = anyio.current_time()
         replica = self.world.replica
         assert replica is not None
-        if not self.is_lost:
+        if not self.group.is_lost:
             found, number = _told(report), self._num_steps
             self._party.check_same("what was told in step", number, self.number, found)
             state = replica.look.dump()

@@ -130,7 +130,7 @@ class RankLoop:
         """Step until this rank has heard, too, that another is gone."""
         replica = self.rank.world.replica
         assert replica is not None
-        self.rank.is_lost = True
+        self.rank.group.is_lost = True
         for _ in range(10):
             if not replica.look.needs_verdict:
                 return
