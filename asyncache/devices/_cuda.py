@@ -80,7 +80,8 @@ class CudaDevice(PooledDevice):
 
     Raises:
         ValueError: If a pool would have no page, or the names are not the layout's.
-        DeviceError: If there is no driver, no such GPU, or not enough memory.
+        DeviceError: If there is no driver, no such GPU, not enough memory, or no torch
+            that allocates there.
     """
 
     host_addressable = False
@@ -99,6 +100,11 @@ class CudaDevice(PooledDevice):
         counts = check_page_counts(layout, num_pages)
 
         def allocate(_: Context) -> dict[str, Pool]:
+            if not torch.cuda.is_available():
+                raise DeviceError(
+                    f"torch {torch.__version__} cannot allocate on a GPU here: install "
+                    "one that can, or adopt() memory of another owner"
+                )
             where = torch.device("cuda", ordinal)
             pools = {
                 pool.name: allocate_pool(

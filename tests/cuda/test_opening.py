@@ -122,6 +122,11 @@ CpuDevice(layout, 1)
 """
 
 
+def test_a_torch_without_cuda_cannot_allocate_there_and_says_so(gpu, softcuda):
+    with pytest.raises(DeviceError, match=r"torch .* cannot allocate on a GPU here"):
+        CudaDevice(LAYOUT, 4)
+
+
 def test_host_memory_is_refused(gpu, softcuda):
     tensors = {"kv": torch.zeros(2, *KV.shape, dtype=torch.bfloat16)}
     tensors["state"] = gpu.pool(Lie.PAGE_FIRST, STATE, 2)
