@@ -13,6 +13,7 @@ from asyncache.engine._observe import (
     Statistics,
     StoreDown,
     StoreFull,
+    StoreHealth,
     TransferFailed,
     TransferKind,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "StepReport",
     "StoreDown",
     "StoreFull",
+    "StoreHealth",
     "TransferFailed",
     "TransferKind",
     "WriteBack",

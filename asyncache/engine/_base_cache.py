@@ -334,6 +334,7 @@ class BaseCache(BaseScopes[R]):
             replica=runtime.replica.look.statistics(),
             counters=snapshot(runtime.counters),
             transfers=0 if transfers is None else transfers.num_running,
+            store=runtime.health.state,
         )
 
     def check_invariants(self) -> None:

@@ -1,13 +1,35 @@
-"""When to leave a store alone. A clock decides here, so it may only move votes."""
+"""When to leave a store alone. A clock decides here, so it may only move votes.
+
+============  =========================  ==============================================
+the store is  since                      and then
+============  =========================  ==============================================
+up            it answered                down, after so many failures in a row
+down          then                       on trial, after ``Limits.breaker_s``
+on trial      somebody asked             up if it answers, down if it fails; if it does
+                                         neither, the next may ask
+============  =========================  ==============================================
+
+One lookup at a time tries a store that was down: many at once would each wait for it,
+as if nobody knew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from asyncache.engine._limits import Limits
-from asyncache.engine._observe import Event, StoreDown, StoreFull, TransferKind
+from asyncache.engine._observe import (
+    Event,
+    StoreDown,
+    StoreFull,
+    StoreHealth,
+    TransferKind,
+)
 
 _MOST_DOUBLINGS = 30
+# Of a delay, so that those who failed together do not come back together.
+_JITTER = 0.25
 
 
 class Health:
@@ -34,30 +56,60 @@ class Health:
         self._num_failures = dict.fromkeys(TransferKind, 0)
         self._down_until = 0.0
         self._full_until = 0.0
+        self._is_down = False
+        self._is_on_trial = False
 
     @property
-    def is_down(self) -> bool:
-        """Whether the store is not to be asked at all."""
-        return self._clock() < self._down_until
+    def state(self) -> StoreHealth:
+        """How the store is now."""
+        now = self._clock()
+        return StoreHealth(
+            is_down=self._is_down,
+            is_full=now < self._full_until,
+            num_failures=max(self._num_failures.values()),
+            retry_s=max(0.0, self._down_until - now),
+        )
+
+    @contextmanager
+    def asking(self) -> Iterator[bool]:
+        """Tell whether the store may be asked, for as long as the block lasts."""
+        if not self._is_down:
+            yield True
+        elif self._is_on_trial or self._clock() < self._down_until:
+            yield False
+        else:
+            self._is_on_trial = True
+            try:
+                yield True
+            finally:
+                self._is_on_trial = False
 
     def offload_delay_s(self, attempts: int) -> float:
         """Return the seconds to wait before an offload, after so many failures."""
-        wait_until = max(self._down_until, self._full_until)
+        now = self._clock()
+        left_s = max(self._down_until, self._full_until) - now
+        if not attempts:
+            return max(0.0, left_s)
         doublings = min(attempts - 1, _MOST_DOUBLINGS)
-        backoff = self._limits.retry_s * 2**doublings if attempts else 0.0
-        return max(0.0, wait_until - self._clock(), backoff)
+        # A clock has chance enough, and the same again where it is simulated.
+        spread = 1 + _JITTER * (now * 1e6 % 1000 / 1000)
+        return float(max(left_s, self._limits.retry_s * 2**doublings * spread))
 
     def succeeded(self, kind: TransferKind) -> None:
         """Take note of an answer."""
         self._num_failures[kind] = 0
+        # What was asked before it went down tells nothing of how it is now.
+        self._is_down = self._is_down and self._clock() < self._down_until
 
     def failed(self, kind: TransferKind) -> None:
         """Take note of no answer."""
         self._num_failures[kind] += 1
         num_failures = self._num_failures[kind]
-        if num_failures >= self._limits.breaker_failures and not self.is_down:
+        is_down = self._clock() < self._down_until
+        if num_failures >= self._limits.breaker_failures and not is_down:
             retry_s = self._limits.breaker_s
             self._down_until = self._clock() + retry_s
+            self._is_down = True
             self._tell(StoreDown(num_failures, retry_s))
 
     def rejected(self, num_pages: int) -> None:

@@ -169,6 +169,25 @@ _ABORTED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreHealth:
+    """How the store is, as transfers found it.
+
+    Args:
+        is_down: Whether it failed ``Limits.breaker_failures`` times in a row, and has
+            not answered since: lookups miss at once, but for one that tries it when
+            ``retry_s`` have passed.
+        is_full: Whether it refused pages a while ago: offloads wait.
+        num_failures: Failures in a row, of the kind of transfer that has most.
+        retry_s: Seconds until it is tried again.
+    """
+
+    is_down: bool
+    is_full: bool
+    num_failures: int
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A snapshot of a cache; counters never fall and are never reset.
 
@@ -180,11 +199,13 @@ class Statistics:
             the ``aborted`` requests some waited for room, for a lookup or for a load,
             some had pages to compute into, and the rest had nothing yet.
         transfers: Transfers that run now.
+        store: How the store is; also where there is none, which never fails.
     """
 
     replica: ReplicaStatistics
     counters: Counters
     transfers: int
+    store: StoreHealth
 
     @property
     def leaked_pages(self) -> int:

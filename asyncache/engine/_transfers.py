@@ -228,11 +228,12 @@ class Transfers:
     # Plans carried out. One that raises, or is cancelled, vouches for nothing.
 
     async def _lookup(self, plan: LookupPlan) -> None:
-        if not self._health.is_down:
-            boundaries = restorable(plan, await self._linker.lookup(plan))
-            self._health.succeeded(TransferKind.LOOKUP)
-            self._votes.answer(plan.seq, boundaries)
-            self._vouched.add(plan.seq)
+        with self._health.asking() as may_ask:
+            if may_ask:
+                boundaries = restorable(plan, await self._linker.lookup(plan))
+                self._health.succeeded(TransferKind.LOOKUP)
+                self._votes.answer(plan.seq, boundaries)
+                self._vouched.add(plan.seq)
 
     async def _load(self, plan: LoadPlan) -> None:
         num_good = await self._linker.load(plan, self._board.landing(plan.seq))

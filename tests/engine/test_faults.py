@@ -11,8 +11,10 @@ from asyncache.core import StoreError
 from asyncache.engine import (
     KVCache,
     Limits,
+    ReadOnly,
     StoreDown,
     StoreFull,
+    StoreHealth,
     TransferFailed,
     TransferKind,
 )
@@ -200,7 +202,9 @@ async def test_the_breaker_opens_after_failures_and_closes_by_itself():
             with view.cache.request(prompt(2, seed=seed)) as request:
                 await request.restore()
         assert view.log.of(StoreDown) == [StoreDown(2, 3.0)]
-        assert health.is_down
+        assert view.cache.statistics().store == StoreHealth(
+            is_down=True, is_full=False, num_failures=2, retry_s=3.0
+        )
         store.fault = None
         with view.cache.request(TOKENS) as request:
             hit = await request.restore()
@@ -208,10 +212,61 @@ async def test_the_breaker_opens_after_failures_and_closes_by_itself():
         assert health.offload_delay_s(0) == pytest.approx(3.0)
         assert health.offload_delay_s(10_000) > 3.0
         clock.append(now + 3.1)
-        assert not health.is_down
         with view.cache.request(TOKENS) as request:
             hit = await (await request.restore()).wait()
             assert hit.num_tokens == 3 * PAGE
+        assert not view.cache.statistics().store.is_down
+
+
+async def test_a_store_that_was_down_is_tried_by_one_at_a_time():
+    inner = FaultyStore(await memory_store(TOKENS), Fault.RAISES)
+    store = GateStore(inner, is_open=True)
+    limits = Limits(breaker_failures=1, breaker_s=3.0, close_s=5.0)
+    async with scene(store, limits=limits, writes=ReadOnly()) as view:
+        assert await view.serve(prompt(2, seed=1), deadline_s=1) == 0
+        health, now = view.cache._runtime.health, asyncio.get_running_loop().time()
+        health._clock = lambda: now + 3.1
+        store.contains_gate.close()
+        num = store.contains_gate.num_arrived
+        async with anyio.create_task_group() as group:
+            group.start_soon(view.serve, TOKENS)
+            await store.contains_gate.wait_arrived(num + 1)
+            # The others do not wait for what becomes of it.
+            assert await view.serve(prompt(2, seed=2)) == 0
+            assert store.contains_gate.num_arrived == num + 1
+            # Who gave up trying has learnt nothing: the next one may.
+            group.cancel_scope.cancel()
+        assert view.cache.statistics().store.is_down
+        inner.fault = None
+        store.contains_gate.open()
+        assert await view.serve(TOKENS) == 3 * PAGE
+        assert not view.cache.statistics().store.is_down
+
+
+async def test_a_store_that_fails_its_trial_is_left_alone_again():
+    store = FaultyStore(await memory_store(TOKENS), Fault.RAISES)
+    limits = Limits(breaker_failures=2, breaker_s=3.0, close_s=5.0)
+    async with scene(store, limits=limits, writes=ReadOnly()) as view:
+        health, now = view.cache._runtime.health, [asyncio.get_running_loop().time()]
+        health._clock = lambda: now[0]
+        for seed in range(2):
+            await view.serve(prompt(2, seed=seed))
+        now[0] += 3.1
+        await view.serve(prompt(2, seed=3))
+        assert view.cache.statistics().store.retry_s == pytest.approx(3.0)
+        assert len(view.log.of(StoreDown)) == 2
+
+
+async def test_those_who_failed_together_do_not_come_back_together():
+    async with scene(MemoryStore(1)) as view:
+        health = view.cache._runtime.health
+        delays = set()
+        for now in range(100):
+            health._clock = lambda now=now: 1000 + now * 0.0123457
+            delays.add(round(health.offload_delay_s(3) / (4 * LIMITS.retry_s), 3))
+        assert len(delays) > 30
+        assert min(delays) >= 1
+        assert max(delays) <= 1.25
 
 
 async def test_a_full_disk_is_one_event_and_pages_are_stored_again_later():

@@ -854,8 +854,8 @@ DEFECTS = [
         "a store that is down is asked all the same",
         "L6",
         "engine/_transfers.py",
-        "if not self._health.is_down:",
-        "if self._group is not None:",
+        "            if may_ask:",
+        "            if self._group is not None:",
     ),
     Defect(
         "a transfer that was cancelled before its first step never votes",
