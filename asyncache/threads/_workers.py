@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import anyio
@@ -22,8 +22,37 @@ from asyncache.threads._outlast import outlast
 
 _Part = TypeVar("_Part")
 
-Stop = threading.Event
-"""Set when a job should end at its next page: nobody waits for its answer."""
+
+class Stop(threading.Event):
+    """Set when a job should end at its next page: nobody waits for its answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()
+        self._interrupts: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        super().set()
+        with self._guard:
+            for interrupt in self._interrupts:
+                interrupt()
+
+    @contextmanager
+    def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
+        """Have a call made, at once and on any thread, when a job in here should end.
+
+        For jobs that block in what a call from outside can end, such as a socket that
+        is shut down. It may be called twice, and never once the block is left.
+        """
+        with self._guard:
+            self._interrupts.append(interrupt)
+        try:
+            if self.is_set():  # perhaps before anybody was told to interrupt
+                interrupt()
+            yield
+        finally:
+            with self._guard:
+                self._interrupts.remove(interrupt)
 
 
 class Workers:
@@ -50,12 +79,17 @@ class Workers:
             raise ClosedError(f"the {self._owner} is closed")
 
     async def run(
-        self, job: Callable[[_Part, Stop], None], parts: Sequence[_Part]
+        self,
+        job: Callable[[_Part, Stop], None],
+        parts: Sequence[_Part],
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """Run ``job(part, stop)`` for each part; return when none of them runs.
 
         Cancelled, it drops the jobs that have not begun, sets ``stop`` for the others,
-        waits for them, and raises then.
+        waits for them, and raises then. After ``timeout_s`` it does the same, but
+        returns.
 
         Raises:
             ClosedError: If the workers are closed.
@@ -69,11 +103,15 @@ class Workers:
             for future in futures:
                 future.cancel()
 
+        loop = asyncio.get_running_loop()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, drop)
         try:
             for part in parts:
                 futures.append(self.executor.submit(job, part, stop))
             await outlast(when_over(futures), on_cancel=drop)
         finally:
+            if timer is not None:
+                timer.cancel()
             self._running.discard(stop)
             if not all(future.done() for future in futures):
                 # The coroutine was thrown away, by close() or by a dead loop: nothing

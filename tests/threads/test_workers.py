@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncache.core import ClosedError
-from asyncache.threads import Workers
+from asyncache.threads import Stop, Workers
 
 
 class Held:
@@ -224,3 +224,47 @@ async def test_closing_may_be_cancelled_and_done_again():
         assert held.running == 1
         held.go.set()
     await workers.aclose()
+
+
+async def test_a_time_that_is_up_ends_jobs_as_a_cancellation_does_and_returns():
+    workers, held = Workers(1, "test", owner="store"), Held()
+    held.go.set()
+    await workers.run(held.job, range(3), timeout_s=0.01)
+    assert (held.num_begun, held.running) == (1, 0)
+    await workers.aclose()
+
+
+async def test_a_time_that_is_not_up_changes_nothing():
+    workers, stops = Workers(1, "test", owner="store"), []
+    await workers.run(lambda part, stop: stops.append(stop), [0], timeout_s=0.01)
+    await asyncio.sleep(0.02)
+    assert not stops[0].is_set()
+    await workers.aclose()
+
+
+async def test_what_a_job_blocks_in_is_interrupted_when_it_should_end():
+    workers, begun = Workers(1, "test", owner="store"), anyio.Event()
+    loop = asyncio.get_running_loop()
+
+    def job(part: int, stop: Stop) -> None:
+        blocked = threading.Event()
+        with stop.interrupting(blocked.set):
+            loop.call_soon_threadsafe(begun.set)
+            blocked.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workers.run, job, [0])
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+    await workers.aclose()
+
+
+def test_a_job_that_begins_to_block_too_late_is_interrupted_at_once_and_not_later():
+    stop, calls = Stop(), []
+    with stop.interrupting(lambda: calls.append("before")):
+        pass
+    stop.set()
+    with stop.interrupting(lambda: calls.append("after")):
+        assert calls == ["after"]
+    stop.set()
+    assert calls == ["after"]
