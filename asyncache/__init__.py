@@ -68,6 +68,7 @@ _ROOM_OF = {
     "Prompt": "engine",
     "RankError": "core",
     "ReadOnly": "engine",
+    "RedisStore": "stores",
     "Request": "engine",
     "SoloGroup": "ranks",
     "StatePool": "core",
@@ -179,6 +180,7 @@ if TYPE_CHECKING:
     from asyncache.stores import (
         FileStore as FileStore,
         MemoryStore as MemoryStore,
+        RedisStore as RedisStore,
         Status as Status,
         Store as Store,
         TieredStore as TieredStore,

@@ -1,0 +1,374 @@
+"""RedisStore where its server dies, hangs, lies or answers with delay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from random import Random
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncache.core import PageKey
+from asyncache.stores import PageBuffers, RedisStore, Status
+from asyncache.testing._cancel import Cancellation, cancel_after
+from asyncache.testing._samples import (
+    LARGE_SPACE,
+    SPACE,
+    content,
+    fill,
+    new_keys,
+    new_source,
+    new_target,
+)
+from tests.engine.scene import PAGE, prompt, scene
+from tests.stores.redis_server import Proxy, free_port, running
+from tests.stores.test_redis import get, put
+
+HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
+UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
+PATTERN = b"\x5a"
+# What a call may take beyond its time, where the machine is busy.
+GRACE_S = 20.0
+VALUE_BYTES = 128 + SPACE.page_bytes
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running() as started:
+        yield started
+
+
+@pytest.fixture
+async def proxy(server):
+    async with Proxy(server) as made:
+        yield made
+
+
+async def returns(store: RedisStore, *keys: PageKey) -> None:
+    """Wait until pages are hits again, as they must without any help."""
+    with anyio.fail_after(60):
+        while await put(store, *keys) != [HIT] * len(keys):
+            await anyio.lowlevel.checkpoint()
+    assert await get(store, *keys) == [HIT] * len(keys)
+
+
+def expect_untouched(pages: list[PageBuffers]) -> None:
+    for page in pages:
+        for buffer in page:
+            assert buffer == PATTERN * len(buffer)
+
+
+@pytest.mark.parametrize("layers", [None, range(1, 3)], ids=str)
+async def test_a_connection_cut_at_any_byte_costs_no_more_than_what_was_not_read(
+    proxy, layers
+):
+    keys = new_keys(3)
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+        for left in [*range(12), *range(12, 3 * VALUE_BYTES + 40, 97)]:
+            proxy.left = left
+            targets = [new_target(key, layers) for key in keys]
+            statuses = await store.get_into(keys, targets, layers)
+            num_good = statuses.count(HIT)
+            assert statuses == [HIT] * num_good + [UNAVAILABLE] * (3 - num_good)
+            for key, [target] in list(zip(keys, targets, strict=True))[:num_good]:
+                assert (
+                    target in memoryview(content(key))
+                    or layers
+                    or (target == content(key))
+                )
+            fill(targets, PATTERN)
+            proxy.calm()
+            assert await get(store, *keys, layers=layers) == [HIT] * 3
+            expect_untouched(targets)
+        assert num_good < 3
+
+
+async def test_a_put_that_is_cut_at_any_byte_leaves_a_page_whole_or_absent(proxy):
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        for left in range(0, 1800, 61):
+            keys = new_keys(2)
+            proxy.left_up = left
+            statuses = await put(store, *keys)
+            proxy.calm()
+            found = await get(store, *keys)
+            assert set(statuses) <= {HIT, UNAVAILABLE}
+            for said, status in zip(statuses, found, strict=True):
+                assert status is HIT or (status is MISS and said is UNAVAILABLE)
+
+
+def lies() -> dict[str, Callable[[bytes], bytes]]:
+    dice = Random(7)
+    return {
+        "noise": lambda data: dice.randbytes(len(data)),
+        "no end": lambda data: b"+" + b"x" * 100_000,
+        "http": lambda data: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        "negative": lambda data: b"$-7\r\n",
+        "huge": lambda data: b"$99999999999999999999\r\n",
+        "words": lambda data: b"$one\r\n",
+        "number": lambda data: b":12345\r\n" * 9,
+        "ok": lambda data: b"+WHAT\r\n" * 9,
+        "array": lambda data: b"*1\r\n" * 20,
+        "short": lambda data: b"$3\r\nabcdefghi\r\n" * 9,
+        "nothing": lambda data: b"\r\n\r\n",
+    }
+
+
+@pytest.mark.parametrize("lie", lies())
+async def test_garbage_is_no_exception_and_no_hang(proxy, lie):
+    keys = new_keys(3)
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+        proxy.spoil = lies()[lie]
+        for layers in (None, range(1, 3)):
+            statuses = await get(store, *keys, layers=layers)
+            assert set(statuses) <= {UNAVAILABLE, CORRUPT}
+        assert await store.contains(keys) == [False] * 3
+        assert await put(store, *new_keys(2)) == [UNAVAILABLE] * 2
+        await store.remove(new_keys(2))
+        proxy.calm()
+        await returns(store, *keys)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "LOADING Valkey is loading the dataset in memory",
+        "READONLY You can't write against a read only replica.",
+        "MASTERDOWN Link with MASTER is down",
+        "CLUSTERDOWN Hash slot not served",
+        "NOAUTH Authentication required.",
+        "NOPERM this user has no permissions",
+        "MISCONF Errors writing to the RDB file",
+        "BUSY running a script",
+        "ERR unknown command",
+    ],
+    ids=lambda error: error.split()[0],
+)
+async def test_an_error_is_no_answer_and_not_a_miss(proxy, error):
+    keys = new_keys(2)
+    reply = f"-{error}\r\n".encode()
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+        proxy.spoil = lambda data: reply * 2
+        assert await get(store, *keys) == [UNAVAILABLE] * 2
+        proxy.spoil = lambda data: reply * 4
+        assert await get(store, *keys, layers=range(1)) == [UNAVAILABLE] * 2
+        proxy.spoil = lambda data: reply * 2
+        assert await store.contains(keys) == [False] * 2
+        assert await put(store, *new_keys(2)) == [UNAVAILABLE] * 2
+        await store.remove(new_keys(2))
+        proxy.calm()
+        assert await get(store, *keys) == [HIT] * 2
+
+
+async def test_a_server_that_lies_at_open_is_no_error(proxy):
+    for lie in lies().values():
+        proxy.spoil = lie
+        async with RedisStore(proxy.url, timeout_s=60) as store:
+            proxy.calm()
+            await returns(store, *new_keys(1))
+
+
+async def test_an_answer_that_comes_byte_by_byte_ends_with_the_time(proxy):
+    keys = new_keys(2, LARGE_SPACE)
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+    async with RedisStore(proxy.url, timeout_s=0.3) as store:
+        await get(store, *keys)
+        proxy.drips = True
+        targets = [new_target(key) for key in keys]
+        start = time.monotonic()
+        assert await store.get_into(keys, targets) == [UNAVAILABLE] * 2
+        assert time.monotonic() - start < 0.3 + GRACE_S
+        fill(targets, PATTERN)
+        await asyncio.sleep(0.05)
+        expect_untouched(targets)
+
+
+async def test_a_server_that_is_paused_is_unavailable_in_time_and_close_is_quick(
+    server,
+):
+    keys = new_keys(64, LARGE_SPACE)
+    async with RedisStore(server.url, timeout_s=60) as store:
+        await put(store, *keys)
+    async with RedisStore(server.url, timeout_s=0.2) as store:
+        with server.paused():
+            start = time.monotonic()
+            targets = [new_target(key) for key in keys]
+            assert await store.get_into(keys, targets) == [UNAVAILABLE] * 64
+            assert await store.contains(keys) == [False] * 64
+            assert await put(store, *new_keys(64)) == [UNAVAILABLE] * 64
+            async with anyio.create_task_group() as tasks:
+                for _ in range(200):
+                    tasks.start_soon(store.contains, keys)
+            assert time.monotonic() - start < 0.8 + GRACE_S
+            fill(targets, PATTERN)
+        await returns(store, *new_keys(2))
+        expect_untouched(targets)
+    for _ in range(2):
+        with server.paused():
+            closing = RedisStore(server.url, timeout_s=60)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(closing.open)
+                await asyncio.sleep(0.05)
+                start = time.monotonic()
+                await closing.aclose()
+                assert time.monotonic() - start < GRACE_S
+
+
+async def test_closing_under_a_paused_read_ends_it(server):
+    keys = new_keys(8, LARGE_SPACE)
+    store = RedisStore(server.url, timeout_s=60)
+    await store.open()
+    await put(store, *keys)
+    answers = []
+
+    async def read() -> None:
+        answers.extend(await get(store, *keys))
+
+    with server.paused():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            await asyncio.sleep(0.05)
+            start = time.monotonic()
+            await store.aclose()
+        assert time.monotonic() - start < GRACE_S
+    assert answers == [UNAVAILABLE] * 8
+
+
+@pytest.mark.parametrize("how", Cancellation)
+@pytest.mark.parametrize("left", [0, 3, 700, 130_000, 400_000])
+async def test_a_read_that_is_cancelled_under_a_held_answer_lets_go(proxy, how, left):
+    keys = new_keys(4, LARGE_SPACE)
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+        targets = [new_target(key) for key in keys]
+        proxy.left, proxy.holds = left, True
+
+        async def read() -> None:
+            await store.get_into(keys, targets)
+
+        task = asyncio.ensure_future(read())
+        await proxy.is_held.wait()
+        scope_like = how in {Cancellation.TASK_TWICE, Cancellation.SCOPE_AND_TASK}
+        task.cancel()
+        if scope_like:
+            await anyio.lowlevel.checkpoint()
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        fill(targets, PATTERN)
+        proxy.release()
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        proxy.calm()
+        assert await get(store, *keys) == [HIT] * 4
+        expect_untouched(targets)
+
+
+@pytest.mark.parametrize("how", Cancellation)
+async def test_calls_through_a_proxy_may_be_cancelled_at_any_turn(proxy, how):
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        num_turns, was_cancelled = 0, True
+        while was_cancelled:
+            keys = new_keys(3, LARGE_SPACE)
+            pages = [new_source(key) for key in keys]
+
+            async def use(keys=keys, pages=pages) -> None:
+                await store.put(keys, pages)
+                await store.get_into(keys, pages)
+
+            was_cancelled = await cancel_after(num_turns, use, how)
+            fill(pages, PATTERN)
+            assert set(await get(store, *keys)) <= {HIT, MISS}
+            expect_untouched(pages)
+            await store.remove(keys)
+            num_turns = 2 * num_turns + 1
+
+
+async def test_a_server_that_comes_late_is_used_and_a_restarted_one_again():
+    keys = new_keys(2)
+    with running() as server:
+        server.kill()
+        async with RedisStore(server.url, timeout_s=60) as store:
+            assert await get(store, *keys) == [UNAVAILABLE] * 2
+            for _ in range(3):
+                await anyio.to_thread.run_sync(server.start)
+                assert await put(store, *keys) == [HIT] * 2
+                assert await get(store, *keys) == [HIT] * 2
+                server.kill()
+                assert await get(store, *keys) == [UNAVAILABLE] * 2
+            await anyio.to_thread.run_sync(server.start)
+            assert await get(store, *keys) == [MISS] * 2
+
+
+async def test_a_cache_serves_on_while_its_server_dies_and_hits_return():
+    prompts = [prompt(3, seed=seed) for seed in range(4)]
+    with running() as server:
+        store = RedisStore(server.url, timeout_s=60)
+        # Room for two of four prompts: what is found again comes from the store.
+        async with scene(store, num_pages=8, check=False) as view:
+
+            async def serve_all() -> int:
+                return sum([await view.serve(tokens) for tokens in prompts])
+
+            async def hits() -> None:
+                with anyio.fail_after(60):
+                    while await serve_all() < 4 * 2 * PAGE:
+                        await view.cache.drain()
+
+            await hits()
+            for _ in range(3):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(serve_all)
+                    await anyio.lowlevel.checkpoint()
+                    server.kill()
+                for _ in range(3):
+                    await serve_all()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(anyio.to_thread.run_sync, server.start)
+                    tasks.start_soon(serve_all)
+                await hits()
+            await view.rest()
+
+
+async def test_an_address_that_never_answers_ends_with_the_time():
+    import socket
+
+    # A listener that accepts nobody, with its queue full: what comes waits.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        port = silent.getsockname()[1]
+        waiting = []
+        for _ in range(4):
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+            waiting.append(one)
+        start = time.monotonic()
+        async with RedisStore(f"redis://127.0.0.1:{port}", timeout_s=0.3) as store:
+            assert await get(store, *new_keys(2)) == [UNAVAILABLE] * 2
+        assert time.monotonic() - start < 0.6 + GRACE_S
+        closing = RedisStore(f"redis://127.0.0.1:{port}", timeout_s=60)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(closing.open)
+            await asyncio.sleep(0.05)
+            await closing.aclose()
+        assert time.monotonic() - start < 2 * GRACE_S
+        for one in waiting:
+            one.close()
+
+
+async def test_a_server_that_moves_elsewhere_is_asked_where(proxy, server):
+    keys = new_keys(1)
+    async with RedisStore(proxy.url, timeout_s=60) as store:
+        await put(store, *keys)
+        proxy.spoil = lambda data: f"-MOVED 1 127.0.0.1:{server.port}\r\n".encode()
+        assert await get(store, *keys) == [UNAVAILABLE]
+        slots = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n"
+        proxy.spoil = lambda data: b":0\r\n" + slots % server.port
+        assert await get(store, *keys) == [HIT]
+        assert free_port() != server.port
