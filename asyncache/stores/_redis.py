@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from asyncache.core import OrderError, PageKey, PageSpace, StoreError
+from asyncache.core import ClosedError, OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._redis_nodes import Node, Nodes
 from asyncache.stores._redis_pages import Reader, Shelf, Writer, are_there, remove
@@ -230,7 +230,8 @@ class RedisStore(Store):
         if self._nodes.take_doubts():
             timeout_s /= 2  # at most: there may be nobody to ask
             await workers.run(look_again, [()], timeout_s=timeout_s)
-        await workers.run(attempt, self._split(keys, sizes), timeout_s=timeout_s)
+        with suppress(ClosedError):  # closed meanwhile, so that nothing was reached
+            await workers.run(attempt, self._split(keys, sizes), timeout_s=timeout_s)
 
     def _look(self, _: tuple[()], stop: Stop) -> None:
         with suppress(OSError):

@@ -1548,4 +1548,87 @@ self.queues.soon(
             flight.add(copy, lambda: None)
 """,
     ),
+    Defect(
+        "a thread that waits is not told that its job should end",
+        "L4",
+        "threads/_workers.py",
+        """\
+            for interrupt in self._interrupts:
+                interrupt()
+""",
+        """\
+            del self
+""",
+    ),
+    # A server of pages.
+    Defect(
+        "a server that is silent is waited for without end",
+        "L4",
+        "stores/_redis.py",
+        "self._split(keys, sizes), timeout_s=timeout_s)",
+        "self._split(keys, sizes))",
+    ),
+    Defect(
+        "rotten bytes of a server are a hit",
+        "L1",
+        "stores/_redis_pages.py",
+        """\
+            and frame.are_slices_of(head, self._layers, buffers)
+""",
+        "",
+    ),
+    Defect(
+        "another page's bytes under this name are a hit",
+        "L7",
+        "stores/_redis_pages.py",
+        "frame.is_head_of(page_hash, head)",
+        "frame.is_head_of(page_hash, head) is not None",
+    ),
+    Defect(
+        "a corrupt page stays on its server",
+        "L8",
+        "stores/_redis.py",
+        "if statuses[index] is Status.CORRUPT",
+        "if statuses[index] is Status.REJECTED",
+    ),
+    Defect(
+        "an error of a server is a miss",
+        "L8",
+        "stores/_redis_pages.py",
+        """\
+            case Bulk.REFUSED:
+                return Status.UNAVAILABLE
+""",
+        """\
+            case Bulk.REFUSED:
+                return Status.MISS
+""",
+    ),
+    Defect(
+        "a server that is full seems to be down",
+        "L6",
+        "stores/_redis_pages.py",
+        'line.startswith(b"-OOM")',
+        'line.startswith(b"-FULL")',
+    ),
+    Defect(
+        "a connection is used again though its server was restarted",
+        "L6",
+        "stores/_redis_nodes.py",
+        "if wire.is_idle():",
+        "if wire is not None:",
+    ),
+    Defect(
+        "a page that is cut short by its connection is corrupt",
+        "L6",
+        "stores/_redis_wire.py",
+        """\
+        if not count:
+            raise ConnectionResetError("the server hung up")
+        return count
+""",
+        """\
+        return count or 1
+""",
+    ),
 ]

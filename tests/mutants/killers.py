@@ -28,7 +28,7 @@ BEGUN_TEST = re.compile(r"tests/\S+::\S+")
 HANGS = re.compile(r"Timeout \(")
 SUITE_S = 900
 # The room of the defect comes first.
-ROOMS = ("core", "engine", "linkers", "threads", "testing", "cli")
+ROOMS = ("core", "engine", "linkers", "threads", "stores", "testing", "cli")
 DEVICES = ("cuda", "devices")
 
 _running: set[int] = set()
