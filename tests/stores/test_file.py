@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -36,7 +37,10 @@ from asyncache.testing._samples import (
     one_a_layer,
     views,
 )
+from asyncache.testing._store_identity import ODD_NAMESPACES, new_layout, page_keys
+from tests.stores.behind import PageFiles
 
+LAYOUT = new_layout()
 MANY_LAYERS = PageSpace("kv", "all", "uint8", (1500, 1, 1, 1, 8))
 # 1 MiB a page: a few of them make more than one job.
 BIG = PageSpace("kv", "all", "uint8", (4, 2, 16, 32, 256))
@@ -85,8 +89,13 @@ def mounted(path: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", str(path)], check=True)
 
 
+@pytest.mark.slow
 async def test_it_keeps_the_contract(tmp_path):
-    await check_store(lambda: FileStore(tmp_path))
+    await check_store(
+        partial(FileStore, tmp_path),
+        stored=lambda _: PageFiles(tmp_path),
+        reopen=partial(FileStore, tmp_path),
+    )
 
 
 async def test_it_keeps_the_contract_without_checksums_and_on_one_thread(tmp_path):
@@ -103,6 +112,17 @@ async def test_pages_outlive_the_store(tmp_path):
         await put(store, keys)
     async with FileStore(tmp_path) as store:
         assert await get(store, keys) == [Status.HIT] * 5
+
+
+async def test_no_namespace_reaches_a_file_name(tmp_path):
+    keys = [page_keys(LAYOUT, namespace)[0] for namespace in ODD_NAMESPACES]
+    async with FileStore(tmp_path) as store:
+        await put(store, keys)
+        assert await get(store, keys) == [Status.HIT] * len(keys)
+    [space] = {key.space.name for key in keys}
+    assert {str(path.relative_to(tmp_path)) for path in pages_in(tmp_path)} == {
+        f"{space}/{key.hash.hex()[:2]}/{key.hash.hex()}.kv" for key in keys
+    }
 
 
 async def test_stores_of_one_directory_share_their_pages(tmp_path):
