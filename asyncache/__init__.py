@@ -32,11 +32,13 @@ _ROOM_OF = {
     "BlockingHit": "engine",
     "BlockingRequest": "engine",
     "ClosedError": "core",
+    "CompressedStore": "stores",
     "Counters": "engine",
     "CpuDevice": "devices",
     "CudaDevice": "devices",
     "Device": "devices",
     "DeviceError": "core",
+    "EncryptedStore": "stores",
     "Event": "engine",
     "Fact": "core",
     "FactKind": "core",
@@ -178,6 +180,8 @@ if TYPE_CHECKING:
         TorchGroup as TorchGroup,
     )
     from asyncache.stores import (
+        CompressedStore as CompressedStore,
+        EncryptedStore as EncryptedStore,
         FileStore as FileStore,
         MemoryStore as MemoryStore,
         RedisStore as RedisStore,

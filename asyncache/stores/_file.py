@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from asyncache.core import OrderError, PageKey, PageSpace
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
+from asyncache.stores._batches import split, until
 from asyncache.stores._directory import prepare
 from asyncache.stores._page_files import PageFiles, PageReader
 from asyncache.threads import Stop, Workers
@@ -86,7 +87,7 @@ class FileStore(Store):
         found = [False] * len(keys)
 
         def look(part: range, stop: Stop) -> None:
-            for index in _until(stop, part):
+            for index in until(stop, part):
                 key = keys[index]
                 found[index] = self._files(key.space).holds(key.hash)
 
@@ -105,14 +106,14 @@ class FileStore(Store):
 
         def read(part: range, stop: Stop) -> None:
             space, reader = None, None
-            for index in _until(stop, part):
+            for index in until(stop, part):
                 key = keys[index]
                 if reader is None or key.space is not space:
                     space = key.space
                     reader = PageReader(self._files(space), layers)
                 statuses[index] = reader.read(key.hash, targets[index])
 
-        await self._reads.run(read, _split(targets))
+        await self._reads.run(read, split(targets, _JOB_BYTES))
         return statuses
 
     async def put(
@@ -124,7 +125,7 @@ class FileStore(Store):
         full = threading.Event()
 
         def write(part: range, stop: Stop) -> None:
-            for index in _until(stop, part):
+            for index in until(stop, part):
                 key = keys[index]
                 files = self._files(key.space)
                 if files.holds(key.hash):
@@ -136,14 +137,14 @@ class FileStore(Store):
                     if statuses[index] is Status.REJECTED:
                         full.set()
 
-        await self._writes.run(write, _split(sources))
+        await self._writes.run(write, split(sources, _JOB_BYTES))
         return statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         self._check_usable()
 
         def unlink(part: range, stop: Stop) -> None:
-            for index in _until(stop, part):
+            for index in until(stop, part):
                 key = keys[index]
                 self._files(key.space).remove(key.hash)
 
@@ -172,23 +173,3 @@ class FileStore(Store):
             # Several threads may come here at once; all of theirs are as good.
             self._spaces[space] = files
         return files
-
-
-def _until(stop: Stop, part: range) -> Iterator[int]:
-    for index in part:
-        if stop.is_set():
-            return
-        yield index
-
-
-def _split(pages: Sequence[PageBuffers]) -> list[range]:
-    """Cut a batch into jobs large enough to be worth a thread each."""
-    parts, start, num_bytes = [], 0, 0
-    for index, page in enumerate(pages):
-        num_bytes += sum(map(len, page))
-        if num_bytes >= _JOB_BYTES:
-            parts.append(range(start, index + 1))
-            start, num_bytes = index + 1, 0
-    if start < len(pages):
-        parts.append(range(start, len(pages)))
-    return parts

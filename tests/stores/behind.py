@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+from asyncache.core import PageHash, PageKey, PageSpace
 from asyncache.stores import MemoryStore
 
 
@@ -31,28 +32,32 @@ class PageFiles(MutableMapping):
 
 
 class MemoryPages(MutableMapping):
-    """The pages of a memory store, by their keys' names."""
+    """The pages of a memory store, by their keys' names, oldest first."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._pages = store._pages
+        self._store = store
 
     def __iter__(self) -> Iterator[str]:
-        yield from [key.name for key in self._pages]
+        yield from [key.name for key in self._store._pages]
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._store._pages)
 
     def __getitem__(self, name: str) -> bytes:
-        return bytes(self._pages[self._key(name)])
+        return bytes(self._store._pages[_key(name)])
 
     def __setitem__(self, name: str, item: bytes) -> None:
-        # It knows no page of another length than its key's.
-        key = self._key(name)
-        size = key.space.page_bytes
-        self._pages[key] = memoryview(item.ljust(size, b"\0")[:size])
+        key = _key(name)
+        if len(item) == key.space.page_bytes:
+            self._store._pages[key] = memoryview(item)
+        else:
+            self._store._drop(key)  # it knows no page of another length
 
     def __delitem__(self, name: str) -> None:
-        del self._pages[self._key(name)]
+        self._store._drop(_key(name))
 
-    def _key(self, name: str):
-        return next(key for key in self._pages if key.name == name)
+
+def _key(name: str) -> PageKey:
+    page_hash, pool, shard, dtype, shape = name.split("-")
+    space = PageSpace(pool, shard, dtype, tuple(map(int, shape.split("x"))))
+    return PageKey(PageHash(bytes.fromhex(page_hash)), space)

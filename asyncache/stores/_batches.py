@@ -1,0 +1,38 @@
+"""Batches cut into jobs for threads, and pages into layer slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from asyncache.stores._abc import PageBuffers
+from asyncache.threads import Stop
+
+
+def until(stop: Stop, part: range) -> Iterator[int]:
+    """Yield the pages of a job, as long as anybody waits for them."""
+    for index in part:
+        if stop.is_set():
+            return
+        yield index
+
+
+def split(pages: Sequence[PageBuffers], num_bytes: int) -> list[range]:
+    """Cut a batch into parts of at least so many bytes, the last one excepted."""
+    parts, start, num_left = [], 0, num_bytes
+    for index, page in enumerate(pages):
+        num_left -= sum(map(len, page))
+        if num_left <= 0:
+            parts.append(range(start, index + 1))
+            start, num_left = index + 1, num_bytes
+    if start < len(pages):
+        parts.append(range(start, len(pages)))
+    return parts
+
+
+def slices(buffers: PageBuffers, layer_bytes: int) -> list[memoryview]:
+    """Cut a page's buffers into layer slices."""
+    return [
+        buffer[start : start + layer_bytes]
+        for buffer in buffers
+        for start in range(0, len(buffer), layer_bytes)
+    ]
