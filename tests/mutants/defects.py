@@ -1625,4 +1625,78 @@ self.queues.soon(
         "            self._skip(size)\n",
         "",
     ),
+    # Stores, and codecs over them.
+    Defect(
+        "slices that rotted are served, if they are the first",
+        "L7",
+        "stores/_page_files.py",
+        "if not self._frame.are_slices_of(self._head, self._layers, buffers):",
+        """\
+if self._layers.start and not self._frame.are_slices_of(
+            self._head, self._layers, buffers
+        ):""",
+    ),
+    Defect(
+        "pages of two element types of one width are the same files",
+        "L7",
+        "core/_layout.py",
+        'return f"{self.pool}-{self.shard}-{self.dtype}-{shape}"',
+        'return f"{self.pool}-{self.shard}-{ITEM_BYTES[self.dtype]}-{shape}"',
+    ),
+    Defect(
+        "a page that is there is put again, in another size",
+        "L7",
+        "stores/_coded.py",
+        "        found = await self._find(places)\n        statuses",
+        "        found = [None for _ in places]\n        statuses",
+    ),
+    Defect(
+        "a coded page that is corrupt stays where it is",
+        "L9",
+        "stores/_coded.py",
+        "await self._inner.remove([places[index] for index in bad])",
+        "del bad",
+    ),
+    Defect(
+        "a call goes on in an inner store that was closed meanwhile",
+        "L10",
+        "stores/_coded.py",
+        "if coded and not self._has_ended():",
+        "if coded:",
+    ),
+    Defect(
+        "a compressed page is known by its hash, whatever its bytes mean",
+        "L7",
+        "stores/_compressed.py",
+        'hashlib.sha256(b"asyncache/zstd/1/" + key.name.encode()).digest()',
+        'hashlib.sha256(b"asyncache/zstd/1/" + key.hash).digest()',
+    ),
+    Defect(
+        "compressed slices of a page may change places",
+        "L7",
+        "stores/_compressed.py",
+        "xxh3_64(page_hash + _NUMBER.pack(layer))",
+        "xxh3_64(page_hash + _NUMBER.pack(0 * layer))",
+    ),
+    Defect(
+        "a nonce is used again when a page is",
+        "L7",
+        "stores/_encrypted.py",
+        "nonce = secrets.token_bytes(_NONCE_BYTES)",
+        "nonce = _LAYER.pack(layer).rjust(_NONCE_BYTES)",
+    ),
+    Defect(
+        "a tag fits the same layer of any page",
+        "L7",
+        "stores/_encrypted.py",
+        "return _LAYER.pack(layer) + key.name.encode()",
+        "return _LAYER.pack(layer) + key.name[:0].encode()",
+    ),
+    Defect(
+        "another secret finds pages that it cannot read, and removes them",
+        "L6",
+        "stores/_encrypted.py",
+        'return PageHash(self._derive(b"name", key))',
+        'return PageHash(hmac.digest(b"name", key.name.encode(), "sha256"))',
+    ),
 ]
