@@ -8,6 +8,7 @@ from asyncache.stores._encrypted import EncryptedStore
 from asyncache.stores._file import FileStore
 from asyncache.stores._memory import MemoryStore
 from asyncache.stores._redis import RedisStore
+from asyncache.stores._segment import SegmentStore
 from asyncache.stores._tiered import TieredStore
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MemoryStore",
     "PageBuffers",
     "RedisStore",
+    "SegmentStore",
     "Status",
     "Store",
     "TieredStore",

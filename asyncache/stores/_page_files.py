@@ -20,6 +20,7 @@ from stat import S_ISREG
 from asyncache.core import PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
+from asyncache.stores._frame_io import read_all, write_all
 
 # A FIFO must not block the open, and a link must not lead out of the directory.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -29,7 +30,6 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 # What a link, directory, FIFO or socket answers to open and preadv.
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ESPIPE, errno.ENXIO})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 class PageFiles:
@@ -108,8 +108,7 @@ class PageFiles:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             descriptor = os.open(path, _CREATE, _MODE)
         try:
-            while views:
-                views = drop_bytes(views, os.writev(descriptor, views[:_IOV_MAX]))
+            write_all(descriptor, views, 0)
             if self._durable:
                 os.fdatasync(descriptor)
         finally:
@@ -169,9 +168,9 @@ class PageReader:
         """Read; return whether the file had all that was asked for, and no more."""
         if self._layers.start == 0:
             views = [*self._head_view, *buffers, *self._end]
-            return _read_all(descriptor, views, 0, self._offset + self._num_bytes)
+            return read_all(descriptor, views, 0, self._offset + self._num_bytes)
         views = [*buffers, *self._end]
-        return _read_all(descriptor, self._head_view, 0, len(self._head)) and _read_all(
+        return read_all(descriptor, self._head_view, 0, len(self._head)) and read_all(
             descriptor, views, self._offset, self._num_bytes
         )
 
@@ -185,27 +184,3 @@ class PageReader:
         if not self._frame.are_slices_of(self._head, self._layers, buffers):
             return Status.CORRUPT
         return Status.HIT
-
-
-def _read_all(
-    descriptor: int, views: Sequence[memoryview], offset: int, wanted: int
-) -> bool:
-    """Fill the views; return whether the file had exactly ``wanted`` bytes for them."""
-    count = os.preadv(descriptor, views[:_IOV_MAX], offset)
-    while count and count < wanted:
-        more = os.preadv(
-            descriptor, drop_bytes(views, count)[:_IOV_MAX], offset + count
-        )
-        if not more:
-            break
-        count += more
-    return count == wanted
-
-
-def drop_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of the views without their first ``count`` bytes."""
-    for index, view in enumerate(views):
-        if count < len(view):
-            return [view[count:], *views[index + 1 :]]
-        count -= len(view)
-    return []

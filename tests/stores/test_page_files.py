@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from asyncache.core import PageHash, PageKey, PageSpace
 from asyncache.stores import FileStore, Status
 from asyncache.stores._frame import Frame
-from asyncache.stores._page_files import drop_bytes
+from asyncache.stores._frame_io import drop_bytes
 from asyncache.testing._samples import SPACE, content, new_source, new_target
 
 HASH = PageHash(bytes(range(32)))

@@ -1,0 +1,194 @@
+"""Segments: files of one length that are filled with slots, all of them there at once.
+
+A slot holds a page and then its head, so that pages begin where direct I/O can begin.
+Blocking, for threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from contextlib import suppress
+from stat import S_ISREG
+
+from asyncache.stores._abc import PageBuffers
+from asyncache.stores._frame import Frame
+from asyncache.stores._frame_io import read_all, write_all
+from asyncache.stores._segment_index import SLOTS_PER_SEGMENT
+
+ALIGNMENT = 4096
+_MODE = 0o600
+
+
+class SegmentFiles:
+    """The open files of a store's segments.
+
+    Args:
+        directory: Where they are.
+        segment_bytes: Length of each.
+        direct: Whether to go around the page cache of the operating system.
+
+    Attributes:
+        num_segments: How many there are.
+    """
+
+    def __init__(self, directory: str, segment_bytes: int, *, direct: bool) -> None:
+        self.segment_bytes = segment_bytes
+        self.num_segments = 0
+        self._directory = directory
+        self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        if direct:
+            self._flags |= os.O_DIRECT
+        self._open: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def create(self, segment: int) -> None:
+        """Make a segment, with all its room: later there is no such thing as no room.
+
+        Raises:
+            OSError: If there is no room for it.
+        """
+        path = self._path(segment)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, _MODE)
+        try:
+            os.posix_fallocate(descriptor, 0, self.segment_bytes)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - a string all along
+            raise
+        finally:
+            os.close(descriptor)
+
+    def is_whole(self, segment: int) -> bool:
+        """Whether a segment's file is there, and as long as it should be."""
+        try:
+            found = os.lstat(self._path(segment))
+        except OSError:
+            return False
+        return found.st_size == self.segment_bytes and S_ISREG(found.st_mode)
+
+    def delete(self, segment: int) -> None:
+        """Remove a segment's file."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(segment))  # noqa: PTH108 - as above
+
+    def descriptor(self, segment: int) -> int:
+        """Return the open file of a segment."""
+        found = self._open.get(segment)
+        if found is None:
+            with self._lock:
+                found = self._open.get(segment)
+                if found is None:
+                    found = os.open(self._path(segment), self._flags)
+                    self._open[segment] = found
+        return found
+
+    def sync(self, segments: set[int]) -> None:
+        """Wait until what was written to segments is on the disk."""
+        for segment in segments:
+            os.fdatasync(self.descriptor(segment))
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _path(self, segment: int) -> str:
+        return f"{self._directory}/{segment:06d}.seg"
+
+
+class Slots:
+    """The slots of one space, as one thread reads and writes them.
+
+    Args:
+        files: The segments.
+        frame: What a page of the space is.
+        direct: Whether the files are open for direct I/O: what is not aligned goes
+            through a buffer of the thread's own then.
+    """
+
+    def __init__(self, files: SegmentFiles, frame: Frame, *, direct: bool) -> None:
+        self._files = files
+        self._frame = frame
+        self.num_bytes = slot_bytes(frame)
+        self.head = bytearray(frame.head_bytes)
+        self._head_views = [memoryview(self.head)]
+        self._bounce = memoryview(mmap.mmap(-1, self.num_bytes)) if direct else None
+
+    def read(self, slot: int, layers: range, buffers: PageBuffers) -> bool:
+        """Fill buffers with some layers, and ``head``; return whether all was there."""
+        descriptor, base = self._locate(slot)
+        size = self._frame.layer_bytes
+        start, stop = layers.start * size, layers.stop * size
+        if self._bounce is not None:
+            return self._read_direct(descriptor, base, start, stop, buffers)
+        if stop == self._frame.page_bytes:
+            wanted = stop - start + len(self.head)
+            return read_all(
+                descriptor, [*buffers, *self._head_views], base + start, wanted
+            )
+        tail = base + self._frame.page_bytes
+        return read_all(descriptor, buffers, base + start, stop - start) and read_all(
+            descriptor, self._head_views, tail, len(self.head)
+        )
+
+    def write(self, slot: int, buffers: PageBuffers, head: bytes) -> None:
+        """Write a page and its head."""
+        descriptor, base = self._locate(slot)
+        if self._bounce is None:
+            write_all(descriptor, [*buffers, memoryview(head)], base)
+            return
+        end = self._frame.page_bytes
+        if end % ALIGNMENT == 0 and all(map(_is_aligned, buffers)):
+            rest = self._bounce[: self.num_bytes - end]
+            rest[: len(head)] = head
+            write_all(descriptor, [*buffers, rest], base)
+            return
+        at = 0
+        for part in (*buffers, memoryview(head)):
+            self._bounce[at : at + part.nbytes] = part
+            at += part.nbytes
+        write_all(descriptor, [self._bounce], base)
+
+    def segment(self, slot: int) -> int:
+        """Return the segment in which a slot lies."""
+        return slot // SLOTS_PER_SEGMENT
+
+    def _locate(self, slot: int) -> tuple[int, int]:
+        segment, place = divmod(slot, SLOTS_PER_SEGMENT)
+        return self._files.descriptor(segment), place * self.num_bytes
+
+    def _read_direct(
+        self, descriptor: int, base: int, start: int, stop: int, buffers: PageBuffers
+    ) -> bool:
+        assert self._bounce is not None
+        end = self._frame.page_bytes
+        is_whole = (start, stop) == (0, end) and end % ALIGNMENT == 0
+        if is_whole and all(map(_is_aligned, buffers)):
+            rest = self._bounce[: self.num_bytes - end]
+            views = [*buffers, rest]
+            is_there = read_all(descriptor, views, base, self.num_bytes)
+            self.head[:] = rest[: len(self.head)]
+            return is_there
+        is_there = read_all(descriptor, [self._bounce], base, self.num_bytes)
+        self.head[:] = self._bounce[end : end + len(self.head)]
+        for buffer in buffers:
+            buffer[:] = self._bounce[start : start + buffer.nbytes]
+            start += buffer.nbytes
+        return is_there
+
+
+def slot_bytes(frame: Frame) -> int:
+    """Return the bytes of a slot for pages of one space."""
+    used = frame.page_bytes + frame.head_bytes
+    return -(-used // ALIGNMENT) * ALIGNMENT
+
+
+def _is_aligned(view: memoryview) -> bool:
+    address = (
+        ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else 1
+    )
+    return address % ALIGNMENT == 0 and view.nbytes % ALIGNMENT == 0
