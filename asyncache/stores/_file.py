@@ -17,6 +17,9 @@ from asyncache.stores._directory import prepare
 from asyncache.stores._page_files import PageFiles, PageReader
 from asyncache.threads import Stop, Workers
 
+# Where the hop between threads stops to count against the bytes that a job moves.
+_JOB_BYTES = 4 * 2**20
+
 
 class FileStore(Store):
     """Pages in files under a directory of a local or network file system.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from contextlib import suppress
 
 _MODE = 0o600
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Owner:
@@ -31,35 +33,36 @@ class Owner:
         self._descriptor = os.open(self._path, flags, _MODE)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def leave(self) -> None:
-        """Be no user any more."""
-        with suppress(OSError):
-            os.unlink(self._path)  # noqa: PTH108 - a string all along
+    def leave(self, *, owns_something: bool) -> None:
+        """Be no user any more; what is left behind is a dead user's."""
+        if not owns_something:
+            with suppress(OSError):
+                os.unlink(self._path)  # noqa: PTH108 - a string all along
         os.close(self._descriptor)
 
 
 def is_alive(directory: str, name: str) -> bool:
-    """Return whether a user is still there; forget it if not."""
-    path = f"{directory}/{name}"
+    """Return whether a user may still be there.
+
+    One whose file is gone may be: whoever tidies up a disk asks no lock.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
+        descriptor = os.open(f"{directory}/{name}", flags)
     except OSError:
-        return True  # who knows: what is its own stays its own
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     else:
-        with suppress(OSError):
-            os.unlink(path)  # noqa: PTH108 - as above
         return False
     finally:
         os.close(descriptor)
 
 
 def sweep(directory: str) -> None:
-    """Forget the users that are gone."""
+    """Forget all users: none is there, and their claims are gone."""
     for name in os.listdir(directory):  # noqa: PTH208 - strings all along
-        is_alive(directory, name)
+        if _NAME.fullmatch(name):
+            os.unlink(f"{directory}/{name}")  # noqa: PTH108 - as above

@@ -12,14 +12,30 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from asyncache.core import ClosedError, OrderError, PageKey, PageSpace
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split
+from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
-from asyncache.stores._segment_index import SegmentIndex
-from asyncache.stores._slot_pages import SlotPages, Stock
-from asyncache.threads import Stop, Workers, outlast, when_over
+from asyncache.stores._segment_files import ALIGNMENT
+from asyncache.stores._segment_index import SLOTS_PER_SEGMENT, SegmentIndex
+from asyncache.stores._slot_pages import SlotPages
+from asyncache.stores._stock import Stock
+from asyncache.threads import Stop, Workers
+
+_MOST_SEGMENT_BYTES = ALIGNMENT * SLOTS_PER_SEGMENT
+
+
+@dataclass(slots=True)
+class _Mine:
+    """What one thread works with."""
+
+    index: SegmentIndex
+    database: SegmentDatabase
+    pages: dict[PageSpace, SlotPages] = field(default_factory=dict)
+
 
 # Where the hop between threads stops to count against the bytes that a job moves.
 _JOB_BYTES = 4 * 2**20
@@ -67,9 +83,10 @@ class SegmentStore(Store):
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
-        if segment_bytes < 1 or segment_bytes % 4096:
+        if not 0 < segment_bytes <= _MOST_SEGMENT_BYTES or segment_bytes % ALIGNMENT:
             raise ValueError(
-                f"segment_bytes must be a multiple of 4096, not {segment_bytes}"
+                f"segment_bytes must be a multiple of {ALIGNMENT} up to "
+                f"{_MOST_SEGMENT_BYTES}, not {segment_bytes}"
             )
         if max_bytes < segment_bytes:
             raise ValueError(
@@ -86,7 +103,9 @@ class SegmentStore(Store):
         self._directory: SegmentDirectory | None = None
         self._stock = Stock()
         self._local = threading.local()
+        self._lock = threading.Lock()
         self._is_closed = False
+        self._process = 0
 
     def __repr__(self) -> str:
         return f"<SegmentStore {self._path!r}>"
@@ -105,31 +124,10 @@ class SegmentStore(Store):
                 length, or was written by a newer asyncache.
             ClosedError: If the store was closed: make another one.
         """
-        if self._is_closed:
-            raise ClosedError("the store is closed")
-        if self._directory is not None:
-            return
-        opened: list[SegmentDirectory] = []
-
-        def job(_: None, stop: Stop) -> None:
-            opened.append(
-                SegmentDirectory(
-                    self._path,
-                    max_segments=self._max_segments,
-                    segment_bytes=self._segment_bytes,
-                    durable=self._durable,
-                    direct=self._direct,
-                    stop=stop,
-                )
-            )
-
-        try:
-            await self._writes.run(job, [None])
-        except BaseException:
-            for directory in opened:
-                directory.close()
-            raise
-        [self._directory] = opened
+        self._check_open()
+        if self._directory is None:
+            await self._writes.run(self._enter, [None])
+        self._check_open()
 
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         found = [False] * len(keys)
@@ -164,11 +162,22 @@ class SegmentStore(Store):
         check_batch(keys, sources)
         statuses = [Status.UNAVAILABLE] * len(keys)
 
+        over: list[int] = []
+
         def write(pages: SlotPages, run: range, stop: Stop) -> None:
             job = [(place, keys[place].hash, sources[place]) for place in run]
-            pages.write(job, statuses, stop)
+            try:
+                pages.write(job, statuses, stop)
+            finally:
+                self._stock.expect(-len(run))
+                over.append(len(run))
+            pages.settle(stop)
 
-        await self._run(self._writes, write, keys, split(sources, _JOB_BYTES))
+        self._stock.expect(len(keys))
+        try:
+            await self._run(self._writes, write, keys, split(sources, _JOB_BYTES))
+        finally:
+            self._stock.expect(sum(over) - len(keys))
         return statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
@@ -180,16 +189,10 @@ class SegmentStore(Store):
     async def aclose(self) -> None:
         """Give back what this store claimed, and leave the directory."""
         self._is_closed = True
-        await self._reads.aclose()
-        directory = self._directory
         try:
-            if directory is not None:
-                job = self._writes.executor.submit(self._leave, directory)
-                await outlast(when_over([job]))
-                job.result()
-                self._directory = None
+            await self._reads.aclose()
         finally:
-            await self._writes.aclose()
+            await self._writes.aclose(self._leave)
 
     async def _run(
         self,
@@ -202,48 +205,73 @@ class SegmentStore(Store):
         self._check_usable()
 
         def job(part: range, stop: Stop) -> None:
-            for run in _runs(keys, part):
-                if not stop.is_set():
-                    with suppress(sqlite3.Error, OSError):
-                        work(self._pages(keys[run[0]].space), run, stop)
+            try:
+                for run in _runs(keys, part):
+                    if not stop.is_set():
+                        work(self._pages(keys[run[0]].space, stop), run, stop)
+            except sqlite3.ProgrammingError:
+                raise  # ours, not the disk's
+            except (sqlite3.Error, OSError):
+                pass  # what was not reached has no answer
 
         await workers.run(job, parts)
 
-    def _pages(self, space: PageSpace) -> SlotPages:
+    def _pages(self, space: PageSpace, stop: Stop) -> SlotPages:
         """Return what this thread reads and writes pages of a space with."""
-        assert self._directory is not None
-        known: dict[PageSpace, SlotPages] | None = getattr(self._local, "pages", None)
-        if known is None:
-            self._local.index = self._directory.new_index()
-            known = self._local.pages = {}
-        if space not in known:
-            index: SegmentIndex = self._local.index
-            known[space] = SlotPages(
-                self._directory.files,
-                index,
+        directory = self._directory
+        assert directory is not None
+        mine: _Mine | None = getattr(self._local, "mine", None)
+        if mine is None:
+            mine = self._local.mine = _Mine(*directory.new_index())
+        mine.database.stop = stop
+        if space not in mine.pages:
+            mine.pages[space] = SlotPages(
+                directory.files,
+                mine.index,
                 space,
                 self._stock,
                 digests=self._checksums,
                 durable=self._durable,
                 direct=self._direct,
             )
-        return known[space]
+        return mine.pages[space]
 
-    def _leave(self, directory: SegmentDirectory) -> None:
-        try:
+    def _enter(self, _: None, stop: Stop) -> None:
+        with self._lock:
+            if self._directory is None:
+                self._process = os.getpid()
+                self._directory = SegmentDirectory(
+                    self._path,
+                    max_segments=self._max_segments,
+                    segment_bytes=self._segment_bytes,
+                    durable=self._durable,
+                    direct=self._direct,
+                    stop=stop,
+                )
+
+    def _leave(self) -> None:
+        with self._lock:
+            directory, self._directory = self._directory, None
+            # After a fork all of it is the parent's.
+            if directory is None or self._process != os.getpid():
+                return
+            owns_something = True
             with suppress(sqlite3.Error):
-                index = directory.new_index()
-                for space, slots, used in self._stock.drain():
-                    index.publish(space, [], used)
-                    index.release(space, slots)
-        finally:
-            directory.close()
+                index, _ = directory.new_index()
+                index.leave(self._stock.take_used())
+                owns_something = False
+            directory.close(owns_something=owns_something)
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the store is closed")
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._directory is None:
             raise OrderError(f"{self!r} is not open: await its open() first")
+        if self._process != os.getpid():
+            raise OrderError(f"{self!r} was opened by the parent of this process")
 
 
 def _runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:

@@ -15,12 +15,14 @@ import fcntl
 import json
 import logging
 import os
-import secrets
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+from stat import S_ISREG
 
-from asyncache.core import StoreError
+from asyncache.core import ClosedError, StoreError
 from asyncache.stores._owners import Owner, is_alive, sweep
+from asyncache.stores._segment_database import Patience, SegmentDatabase, is_damage
 from asyncache.stores._segment_files import SegmentFiles
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.threads import Stop
@@ -28,6 +30,8 @@ from asyncache.threads import Stop
 FORMAT = "asyncache segments 1"
 _LOG = logging.getLogger("asyncache")
 _PRIVATE = 0o700
+_MODE = 0o600
+_PAUSE_S = 0.02
 
 
 class SegmentDirectory:
@@ -43,6 +47,7 @@ class SegmentDirectory:
 
     Raises:
         StoreError: If it cannot be used.
+        ClosedError: If it was stopped.
     """
 
     def __init__(
@@ -56,22 +61,22 @@ class SegmentDirectory:
         stop: Stop,
     ) -> None:
         self._root = Path(path)
+        self._owners = str(self._root / "owners")
         self._durable = durable
         self._max_segments = max_segments
         self._stop = stop
+        self._patience = Patience()
         self._owner: Owner | None = None
-        self._indices: list[SegmentIndex] = []
+        self._databases: list[SegmentDatabase] = []
         self._lock = -1
         self.files = SegmentFiles(path, segment_bytes, direct=direct)
         try:
-            self._root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-            (self._root / "owners").mkdir(mode=_PRIVATE, exist_ok=True)
             self._enter()
-        except OSError as error:
-            self.close()
+        except (OSError, sqlite3.Error) as error:
+            self.close(owns_something=False)
             raise StoreError(f"cannot keep pages in {path!r}: {error}") from error
         except BaseException:
-            self.close()
+            self.close(owns_something=False)
             raise
 
     @property
@@ -79,48 +84,65 @@ class SegmentDirectory:
         """Bytes of all segments."""
         return self.files.num_segments * self.files.segment_bytes
 
-    def new_index(self) -> SegmentIndex:
-        """Return a connection to the index, for one thread; closed with all others."""
+    def new_index(self) -> tuple[SegmentIndex, SegmentDatabase]:
+        """Return the index for one thread, and its connection; closed with all."""
         assert self._owner is not None
-        return self._connect(self._owner.name)
+        database = self._connect()
+        self._databases.append(database)
+        index = SegmentIndex(
+            database, self._owner.name, lambda name: is_alive(self._owners, name)
+        )
+        return index, database
 
-    def close(self) -> None:
-        """Use it no more."""
-        while self._indices:
-            self._indices.pop().close()
+    def close(self, *, owns_something: bool) -> None:
+        """Use it no more; tell whether slots of it may still be claimed."""
+        while self._databases:
+            self._databases.pop().close()
         self.files.close()
         if self._owner is not None:
-            self._owner.leave()
+            self._owner.leave(owns_something=owns_something)
             self._owner = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
-    def _connect(self, owner: str) -> SegmentIndex:
-        owners = str(self._root / "owners")
-        index = SegmentIndex(
-            str(self._root / "index.db"),
-            owner,
-            lambda name: is_alive(owners, name),
-            durable=self._durable,
+    def _connect(self) -> SegmentDatabase:
+        return SegmentDatabase(
+            str(self._root / "index.db"), self._patience, durable=self._durable
         )
-        self._indices.append(index)
-        return index
+
+    # Coming in.
 
     def _enter(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._lock = os.open(self._root / "lock", flags, 0o600)
-        if self._try_lock(fcntl.LOCK_EX):
-            self._set_up()
-        # Whoever is alone sets up in a moment; and what it set up holds for all.
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        self._check_private()
         self._check_format()
-        self._owner = Owner(str(self._root / "owners"))
-        self.files.num_segments = len(self.new_index().segments())
-        if not self.files.num_segments:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._lock = os.open(self._root / "lock", flags, _MODE)
+        self._lock_shared()
+        self._owner = Owner(self._owners)
+        index, _ = self.new_index()
+        segments = index.segments()
+        self.files.num_segments = len(segments)
+        if not segments:
             raise StoreError(
                 f"{self._root} has no room for a segment of {self.files.segment_bytes}"
             )
+        self.files.descriptor(segments[0])  # direct I/O may be impossible here
+
+    def _lock_shared(self) -> None:
+        """Have a share of the lock, on a directory that someone has set up."""
+        while not self._stop.is_set():
+            if self._try_lock(fcntl.LOCK_EX):
+                self._set_up()
+            # Where we are alone with it, whoever held it has died in the middle.
+            if self._try_lock(fcntl.LOCK_SH):
+                if self._is_set_up():
+                    return
+                self._try_lock(fcntl.LOCK_UN)
+            # The lock itself has no wait that could be called off.
+            self._stop.wait(_PAUSE_S)
+        raise ClosedError("the store was closed while it was opened")
 
     def _try_lock(self, kind: int) -> bool:
         try:
@@ -129,66 +151,29 @@ class SegmentDirectory:
             return False
         return True
 
-    # While nobody else uses it.
+    def _is_set_up(self) -> bool:
+        """Whether the format is there, which is written last."""
+        return self._check_format()
 
-    def _set_up(self) -> None:
-        self._write_format()
-        sweep(str(self._root / "owners"))
-        index = self._connect("")
-        if not index.is_sound:
-            index.close()
-            self._indices.remove(index)
-            self._put_aside()
-            index = self._connect("")
-        index.create()
-        index.reclaim()
-        self._fit(index)
-        index.close()
-        self._indices.remove(index)
+    def _check_private(self) -> None:
+        found = self._root.stat()
+        if found.st_uid not in {os.geteuid(), 0} or found.st_mode & 0o022:
+            raise StoreError(
+                f"{self._root} can be written by other users: give a directory that "
+                "is this user's alone"
+            )
 
-    def _put_aside(self) -> None:
-        aside = f"broken-{secrets.token_hex(4)}"
-        _LOG.warning("the index of %s is broken: starting empty", self._root)
-        for name in ("index.db", "index.db-wal", "index.db-shm"):
-            with suppress(FileNotFoundError):
-                (self._root / name).rename(self._root / f"{name}.{aside}")
+    def _check_format(self) -> bool:
+        """Return whether the directory says what it is.
 
-    def _fit(self, index: SegmentIndex) -> None:
-        """Have as many segments as were asked for, or as there is room for."""
-        for segment in index.segments():
-            if segment >= self._max_segments or not self.files.is_whole(segment):
-                index.drop_segment(segment)
-                self.files.delete(segment)
-        there = set(index.segments())
-        for segment in range(self._max_segments):
-            if self._stop.is_set():
-                return
-            if segment not in there:
-                try:
-                    self.files.create(segment)
-                except OSError as error:
-                    _LOG.warning(
-                        "%s has room for %d segments of %d bytes, not %d: %s",
-                        self._root,
-                        segment,
-                        self.files.segment_bytes,
-                        self._max_segments,
-                        error,
-                    )
-                    return
-                index.add_segment(segment)
-
-    def _write_format(self) -> None:
+        Raises:
+            StoreError: If it is something else.
+        """
         control = self._root / "asyncache.json"
-        if not control.exists():
-            draft = self._root / f"asyncache.json.{secrets.token_hex(4)}"
-            draft.write_text(json.dumps(self._format) + "\n")
-            draft.rename(control)
-        self._check_format()
-
-    def _check_format(self) -> None:
-        control = self._root / "asyncache.json"
-        text = control.read_bytes()
+        try:
+            text = control.read_bytes()
+        except FileNotFoundError:
+            return False
         try:
             found = json.loads(text)
         except ValueError:
@@ -198,7 +183,101 @@ class SegmentDirectory:
                 f"{control} says {text[:80]!r}, wanted {json.dumps(self._format)}: "
                 "give the store another directory"
             )
+        return True
 
     @property
     def _format(self) -> dict[str, object]:
         return {"format": FORMAT, "segment_bytes": self.files.segment_bytes}
+
+    # While nobody else uses it.
+
+    def _set_up(self) -> None:
+        owners = Path(self._owners)
+        if owners.is_symlink():
+            owners.unlink()
+        owners.mkdir(mode=_PRIVATE, exist_ok=True)
+        self._make_index_file()
+        with closing(self._connect_or_start_anew()) as database:
+            # Whoever had claims is gone.
+            index = SegmentIndex(database, "", lambda _: False)
+            index.reclaim()
+            sweep(self._owners)
+            self._fit(index)
+        self._write_format()
+
+    def _make_index_file(self) -> None:
+        path = self._root / "index.db"
+        with suppress(FileNotFoundError):
+            if not S_ISREG(path.lstat().st_mode):
+                self._put_aside()
+        # SQLite gives its other files the mode of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE))
+
+    def _connect_or_start_anew(self) -> SegmentDatabase:
+        try:
+            database = self._connect()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+        else:
+            try:
+                if self._is_sound(database):
+                    database.create()
+                    return database
+            except BaseException:
+                database.close()
+                raise
+            database.close()
+        self._put_aside()
+        self._make_index_file()
+        database = self._connect()
+        database.create()
+        return database
+
+    @staticmethod
+    def _is_sound(database: SegmentDatabase) -> bool:
+        try:
+            return database.is_sound
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            return False
+
+    def _put_aside(self) -> None:
+        _LOG.warning("the index of %s is broken: starting empty", self._root)
+        for name in ("index.db", "index.db-wal", "index.db-shm"):
+            with suppress(FileNotFoundError):
+                (self._root / name).rename(self._root / f"broken-{name}")
+
+    def _fit(self, index: SegmentIndex) -> None:
+        """Have as many segments as were asked for, or as there is room for."""
+        for segment in index.segments():
+            if segment >= self._max_segments or not self.files.is_whole(segment):
+                index.drop_segment(segment)
+        there = set(index.segments())
+        self.files.sweep(there)
+        for segment in range(self._max_segments):
+            if self._stop.is_set():
+                raise ClosedError("the store was closed while it was opened")
+            if segment not in there:
+                try:
+                    self.files.create(segment)
+                except OSError as error:
+                    _LOG.warning(
+                        "%s has room for %d segments of %d bytes, not %d: %s",
+                        self._root,
+                        len(index.segments()),
+                        self.files.segment_bytes,
+                        self._max_segments,
+                        error,
+                    )
+                    return
+                index.add_segment(segment)
+
+    def _write_format(self) -> None:
+        control = self._root / "asyncache.json"
+        draft = self._root / "asyncache.json.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(draft, flags, _MODE), "w") as file:
+            file.write(json.dumps(self._format) + "\n")
+        draft.rename(control)

@@ -7,8 +7,10 @@ Blocking, for threads.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import re
 import threading
 from contextlib import suppress
 from stat import S_ISREG
@@ -20,6 +22,12 @@ from asyncache.stores._segment_index import SLOTS_PER_SEGMENT
 
 ALIGNMENT = 4096
 _MODE = 0o600
+_NAME = re.compile(r"[0-9]{6,}\.seg")
+# What a missing file, link, directory or FIFO in a segment's place answers.
+_NO_FILE = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ESPIPE})
+# A transaction of the index writes its log first.
+_INDEX_BYTES = 8 * 2**20
+_INDEX_SHARE = 128
 
 
 class SegmentFiles:
@@ -32,11 +40,13 @@ class SegmentFiles:
 
     Attributes:
         num_segments: How many there are.
+        lost: Those that were there, and whose files are gone.
     """
 
     def __init__(self, directory: str, segment_bytes: int, *, direct: bool) -> None:
         self.segment_bytes = segment_bytes
         self.num_segments = 0
+        self.lost: set[int] = set()
         self._directory = directory
         self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if direct:
@@ -48,10 +58,15 @@ class SegmentFiles:
         """Make a segment, with all its room: later there is no such thing as no room.
 
         Raises:
-            OSError: If there is no room for it.
+            OSError: If there is no room for it, and for what the index grows by.
         """
+        found = os.statvfs(self._directory)
+        left = found.f_bavail * found.f_frsize - self.segment_bytes
+        if left < _INDEX_BYTES + (segment + 1) * self.segment_bytes // _INDEX_SHARE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.delete(segment)
         path = self._path(segment)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, _MODE)
         try:
             os.posix_fallocate(descriptor, 0, self.segment_bytes)
@@ -75,6 +90,13 @@ class SegmentFiles:
         with suppress(FileNotFoundError):
             os.unlink(self._path(segment))  # noqa: PTH108 - as above
 
+    def sweep(self, known: set[int]) -> None:
+        """Remove the files of segments that nobody knows of."""
+        names = {os.path.basename(self._path(segment)) for segment in known}  # noqa: PTH119
+        for name in os.listdir(self._directory):  # noqa: PTH208 - strings all along
+            if _NAME.fullmatch(name) and name not in names:
+                os.unlink(f"{self._directory}/{name}")  # noqa: PTH108 - as above
+
     def descriptor(self, segment: int) -> int:
         """Return the open file of a segment."""
         found = self._open.get(segment)
@@ -82,9 +104,15 @@ class SegmentFiles:
             with self._lock:
                 found = self._open.get(segment)
                 if found is None:
-                    found = os.open(self._path(segment), self._flags)
-                    self._open[segment] = found
+                    found = self._open[segment] = self._open_file(segment)
         return found
+
+    def lose(self, segment: int) -> None:
+        """Take note that the file of a segment is gone."""
+        with self._lock:
+            if segment not in self.lost:
+                self.lost.add(segment)
+                self.num_segments -= 1
 
     def sync(self, segments: set[int]) -> None:
         """Wait until what was written to segments is on the disk."""
@@ -95,6 +123,13 @@ class SegmentFiles:
         """Close all files."""
         while self._open:
             os.close(self._open.popitem()[1])
+
+    def _open_file(self, segment: int) -> int:
+        descriptor = os.open(self._path(segment), self._flags)
+        if not S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return descriptor
 
     def _path(self, segment: int) -> str:
         return f"{self._directory}/{segment:06d}.seg"
@@ -114,6 +149,7 @@ class Slots:
         self._files = files
         self._frame = frame
         self.num_bytes = slot_bytes(frame)
+        self.per_segment = files.segment_bytes // self.num_bytes
         self.head = bytearray(frame.head_bytes)
         self._head_views = [memoryview(self.head)]
         self._bounce = memoryview(mmap.mmap(-1, self.num_bytes)) if direct else None
@@ -153,12 +189,10 @@ class Slots:
             at += part.nbytes
         write_all(descriptor, [self._bounce], base)
 
-    def segment(self, slot: int) -> int:
-        """Return the segment in which a slot lies."""
-        return slot // SLOTS_PER_SEGMENT
-
     def _locate(self, slot: int) -> tuple[int, int]:
         segment, place = divmod(slot, SLOTS_PER_SEGMENT)
+        if place >= self.per_segment:  # a broken index must not make a file longer
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return self._files.descriptor(segment), place * self.num_bytes
 
     def _read_direct(
@@ -181,10 +215,20 @@ class Slots:
         return is_there
 
 
+def segment_of(slot: int) -> int:
+    """Return the segment in which a slot lies."""
+    return slot // SLOTS_PER_SEGMENT
+
+
 def slot_bytes(frame: Frame) -> int:
     """Return the bytes of a slot for pages of one space."""
     used = frame.page_bytes + frame.head_bytes
     return -(-used // ALIGNMENT) * ALIGNMENT
+
+
+def is_no_segment(error: OSError) -> bool:
+    """Return whether an error says that there is no segment where one should be."""
+    return error.errno in _NO_FILE
 
 
 def _is_aligned(view: memoryview) -> bool:

@@ -6,7 +6,7 @@ A slot is always in exactly one of these; each arrow is one transaction.
 a slot is   which means                            and becomes
 ==========  =====================================  =============================
 spare       its segment is nobody's yet            free, with all of its segment
-free        nobody reads or writes it              claimed
+free        nobody reads or writes it              claimed, or spare
 claimed     one live process may write it          stored, or free
 stored      it holds a page, until that is evicted claimed, or free
 ==========  =====================================  =============================
@@ -19,135 +19,117 @@ takes a page of its own, or a whole segment of the space whose page is the oldes
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import Any
+from typing import NamedTuple
 
 from asyncache.core import PageHash
+from asyncache.stores._segment_database import SegmentDatabase
 
 SLOTS_PER_SEGMENT = 1 << 20
 """More than any segment has: a slot's number tells its segment and its place there."""
-_BUSY_S = 10.0
 _MOST_VARIABLES = 500
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS space (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slots INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS segment (
-    id INTEGER PRIMARY KEY, space INTEGER REFERENCES space);
-CREATE TABLE IF NOT EXISTS page (
-    space INTEGER NOT NULL, hash BLOB NOT NULL, slot INTEGER NOT NULL UNIQUE,
-    seq INTEGER NOT NULL, PRIMARY KEY (space, hash)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS page_by_age ON page (space, seq);
-CREATE TABLE IF NOT EXISTS free (
-    space INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
-    PRIMARY KEY (space, slot)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS claim (
-    slot INTEGER PRIMARY KEY, space INTEGER NOT NULL, owner TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS claim_by_owner ON claim (owner);
-"""
+
+Uses = Sequence[tuple[int, PageHash]]
+"""Pages that were used, with their spaces, the last one last."""
+
+
+class Place(NamedTuple):
+    """Where a page is; another one for the same page if it was stored anew."""
+
+    slot: int
+    born: int
+
+
+class _Victim(NamedTuple):
+    seq: int
+    segment: int | None
+    """What to take; None to evict pages of the space that needs room."""
 
 
 class SegmentIndex:
-    """One thread's connection to the index.
+    """The index, for one thread.
 
     Args:
-        path: The database.
+        database: This thread's connection.
         owner: What this process's claims are called.
         is_alive: Whether the process of some claims may still write their slots.
-        durable: Whether a commit waits for the disk.
     """
 
     def __init__(
-        self,
-        path: str,
-        owner: str,
-        is_alive: Callable[[str], bool],
-        *,
-        durable: bool = False,
+        self, database: SegmentDatabase, owner: str, is_alive: Callable[[str], bool]
     ) -> None:
+        self._database = database
         self._owner = owner
         self._is_alive = is_alive
-        self._spaces: dict[str, int] = {}
-        # Closed by another thread than the one that used it, once that has ended.
-        self._database = sqlite3.connect(
-            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        self._database.execute("PRAGMA journal_mode = WAL")
-        level = "FULL" if durable else "NORMAL"
-        self._database.execute(f"PRAGMA synchronous = {level}")
 
-    def close(self) -> None:
-        """Close the connection; what was committed stays."""
-        self._database.close()
-
-    # Setting up.
-
-    def create(self) -> None:
-        """Make the tables, where there are none."""
-        self._database.executescript(_SCHEMA)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the database is one, and whole."""
-        try:
-            [(answer,)] = self._database.execute("PRAGMA quick_check(1)").fetchall()
-        except sqlite3.DatabaseError:
-            return False
-        return bool(answer == "ok")
+    # Segments and spaces.
 
     def segments(self) -> list[int]:
         """Return the segments that there are."""
-        return [row[0] for row in self._all("SELECT id FROM segment ORDER BY id")]
+        return [
+            row[0] for row in self._database.all("SELECT id FROM segment ORDER BY id")
+        ]
 
     def add_segment(self, segment: int) -> None:
         """Take note of a segment whose file is there."""
-        self._database.execute(
-            "INSERT OR IGNORE INTO segment VALUES (?, NULL)", (segment,)
-        )
+        with self._database.change():
+            self._database.run("INSERT INTO segment VALUES (?, NULL)", segment)
 
     def drop_segment(self, segment: int) -> None:
-        """Forget a segment, and all pages in it; nobody else uses the store."""
-        with self._change():
+        """Forget a segment, and all pages and claims in it: its file is gone."""
+        with self._database.change():
             self._empty(segment)
-            self._database.execute("DELETE FROM segment WHERE id = ?", (segment,))
+            self._database.run("DELETE FROM segment WHERE id = ?", segment)
 
-    def space(self, name: str, num_slots: int) -> int:
+    def space(self, name: str) -> int | None:
+        """Return the number of a space, if it has one."""
+        found = self._database.all("SELECT id FROM space WHERE name = ?", name)
+        return found[0][0] if found else None
+
+    def add_space(self, name: str, num_slots: int) -> int:
         """Return the number of a space, of which a segment holds so many slots."""
-        if name not in self._spaces:
-            with self._change():
-                self._database.execute(
-                    "INSERT OR IGNORE INTO space (name, slots) VALUES (?, ?)",
-                    (name, num_slots),
-                )
-            [(number,)] = self._all("SELECT id FROM space WHERE name = ?", name)
-            self._spaces[name] = number
-        return self._spaces[name]
+        with self._database.change():
+            self._database.run(
+                "INSERT OR IGNORE INTO space (name, slots) VALUES (?, ?)",
+                name,
+                num_slots,
+            )
+            [(number,)] = self._database.all(
+                "SELECT id FROM space WHERE name = ?", name
+            )
+        return int(number)
 
     # Pages.
 
-    def find(self, space: int, hashes: Sequence[PageHash]) -> dict[PageHash, int]:
-        """Return the slots of the pages that are stored."""
-        found: dict[PageHash, int] = {}
+    def find(self, space: int, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
+        """Return the places of the pages that are stored."""
+        found: dict[PageHash, Place] = {}
         for first in range(0, len(hashes), _MOST_VARIABLES):
             some = hashes[first : first + _MOST_VARIABLES]
             marks = ",".join("?" * len(some))
-            rows = self._all(
-                f"SELECT hash, slot FROM page WHERE space = ? AND hash IN ({marks})",
+            rows = self._database.all(
+                "SELECT hash, slot, born FROM page"
+                f" WHERE space = ? AND hash IN ({marks})",
                 space,
                 *some,
             )
-            found.update((PageHash(page_hash), slot) for page_hash, slot in rows)
+            found.update((PageHash(row[0]), Place(row[1], row[2])) for row in rows)
         return found
 
-    def claim(self, space: int, count: int) -> list[int]:
-        """Take up to so many slots from the pages used longest ago; maybe none."""
-        with self._change():
+    def claim(self, space: int, count: int, used: Uses) -> list[int]:
+        """Take up to so many slots from the pages used longest ago; maybe none.
+
+        Args:
+            space: What they are for.
+            count: How many are wanted.
+            used: Pages that were used, and are not the oldest any more.
+        """
+        with self._database.change():
+            self._touch(used)
             slots = self._take_free(space, count)
-            if len(slots) < count:
-                self._make_room(space, count - len(slots))
+            while len(slots) < count and self._make_room(space, count - len(slots)):
                 slots += self._take_free(space, count - len(slots))
-            self._database.executemany(
+            self._database.run_many(
                 "INSERT INTO claim VALUES (?, ?, ?)",
                 [(slot, space, self._owner) for slot in slots],
             )
@@ -157,189 +139,223 @@ class SegmentIndex:
         self,
         space: int,
         pages: Sequence[tuple[PageHash, int]],
-        used: Sequence[PageHash],
-    ) -> None:
-        """Tell of pages whose bytes are in claimed slots, and of others that were used.
+        *,
+        used: Uses = (),
+        surplus: Sequence[int] = (),
+    ) -> set[PageHash]:
+        """Tell of pages whose bytes are in claimed slots; return those that are stored.
 
-        Where another process was first, its page stays, and the slot is free again.
+        Where another process was first, its page stays, and the slot is free again. A
+        slot that is not claimed any more was taken from us: nothing is told of it.
+
+        Args:
+            space: What the pages are.
+            pages: The pages and their slots.
+            used: Other pages that were used.
+            surplus: Claimed slots to give back.
         """
-        with self._change():
-            seq = self._next_seq()
-            self._database.executemany(
-                "UPDATE page SET seq = ? WHERE space = ? AND hash = ?",
-                [(seq + at, space, page_hash) for at, page_hash in enumerate(used)],
-            )
-            seq += len(used)
-            for at, (page_hash, slot) in enumerate(pages):
-                added = self._database.execute(
-                    "INSERT OR IGNORE INTO page VALUES (?, ?, ?, ?)",
-                    (space, page_hash, slot, seq + at),
-                )
-                if not added.rowcount:
-                    self._database.execute(
-                        "INSERT INTO free VALUES (?, ?)", (space, slot)
-                    )
-            self._database.executemany(
-                "DELETE FROM claim WHERE slot = ?", [(slot,) for _, slot in pages]
-            )
-
-    def release(self, space: int, slots: Sequence[int]) -> None:
-        """Give claimed slots back."""
-        with self._change():
-            self._free_claims(space, slots)
-
-    def remove(self, space: int, pages: Sequence[tuple[PageHash, int]]) -> None:
-        """Forget pages, where they are still in these slots."""
-        with self._change():
+        stored = set()
+        with self._database.change():
+            self._touch(used)
+            born = self._tick(len(pages))
             for page_hash, slot in pages:
-                gone = self._database.execute(
-                    "DELETE FROM page WHERE space = ? AND hash = ? AND slot = ?",
-                    (space, page_hash, slot),
-                )
-                if gone.rowcount:
-                    self._database.execute(
-                        "INSERT INTO free VALUES (?, ?)", (space, slot)
-                    )
+                if self._end_claim(slot) is None:
+                    continue
+                stored.add(page_hash)
+                if not self._database.run(
+                    "INSERT OR IGNORE INTO page VALUES (?, ?, ?, ?, ?)",
+                    space,
+                    page_hash,
+                    slot,
+                    born,
+                    born,
+                ):
+                    self._free(space, slot)
+                born += 1
+            self._give_back(surplus)
+        return stored
 
-    def reclaim(self) -> int:
-        """Free the claims of processes that are gone; return how many slots."""
-        with self._change():
-            return self._reclaim()
+    def touch(self, used: Uses) -> None:
+        """Take note of pages that were used, unless another process is in the way.
 
-    def counts(self) -> dict[str, int]:
-        """Return the slots of segments in use by state, and the spare segments."""
-        queries = {
-            "stored": "SELECT count(*) FROM page",
-            "free": "SELECT count(*) FROM free",
-            "claimed": "SELECT count(*) FROM claim",
-            "slots": "SELECT coalesce(sum(slots), 0) FROM segment JOIN space"
-            " ON space.id = segment.space",
-            "spare segments": "SELECT count(*) FROM segment WHERE space IS NULL",
-        }
-        self._database.execute("BEGIN")
-        try:
-            return {name: self._all(query)[0][0] for name, query in queries.items()}
-        finally:
-            self._database.execute("COMMIT")
+        Raises:
+            sqlite3.OperationalError: If one is.
+        """
+        with self._database.change(waits=False):
+            self._touch(used)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Give claimed slots back."""
+        with self._database.change():
+            self._give_back(slots)
+
+    def remove(self, space: int, pages: Sequence[tuple[PageHash, Place]]) -> None:
+        """Forget pages, where they are still in these places."""
+        with self._database.change():
+            for page_hash, place in pages:
+                if self._database.run(
+                    "DELETE FROM page WHERE space = ? AND hash = ? AND slot = ?"
+                    " AND born = ?",
+                    space,
+                    page_hash,
+                    *place,
+                ):
+                    self._free(space, place.slot)
+
+    def reclaim(self) -> None:
+        """Free the claims of processes that are gone."""
+        with self._database.change():
+            self._reclaim()
+
+    def leave(self, used: Uses) -> None:
+        """Take note of pages that were used, and give all claims back."""
+        query = "SELECT 1 FROM claim WHERE owner = ? LIMIT 1"
+        if used or self._database.all(query, self._owner):
+            with self._database.change():
+                self._touch(used)
+                self._free_claims_of(self._owner)
 
     # Parts of a change.
 
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
-
-    def _all(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
-        with closing(self._database.execute(query, arguments)) as cursor:
-            return cursor.fetchall()
-
-    def _next_seq(self) -> int:
-        [(newest,)] = self._all(
-            "SELECT max(newest) FROM (SELECT (SELECT max(seq) FROM page"
-            " WHERE space = space.id) AS newest FROM space)"
+    def _tick(self, count: int) -> int:
+        """Return the first of so many numbers that no page ever had."""
+        [(seq,)] = self._database.all(
+            "UPDATE clock SET seq = seq + ? RETURNING seq", count
         )
-        return (newest or 0) + 1
+        return int(seq) - count
+
+    def _touch(self, used: Uses) -> None:
+        if not used:
+            return
+        seq = self._tick(len(used))
+        self._database.run_many(
+            "UPDATE page SET seq = ? WHERE space = ? AND hash = ?",
+            [(seq + at, *use) for at, use in enumerate(used)],
+        )
 
     def _take_free(self, space: int, count: int) -> list[int]:
-        rows = self._all(
+        rows = self._database.all(
             "DELETE FROM free WHERE space = ? AND slot IN"
-            " (SELECT slot FROM free WHERE space = ? LIMIT ?) RETURNING slot",
+            " (SELECT slot FROM free WHERE space = ? ORDER BY slot LIMIT ?)"
+            " RETURNING slot",
             space,
             space,
             count,
         )
         return [slot for (slot,) in rows]
 
-    def _make_room(self, space: int, count: int) -> None:
-        if self._give_spare(space) or self._reclaim():
-            return
-        oldest = self._all(
-            "SELECT id, (SELECT min(seq) FROM page WHERE space = space.id) AS seq"
-            " FROM space WHERE seq IS NOT NULL ORDER BY seq LIMIT 1"
-        )
-        if not oldest:
-            return
-        if oldest[0][0] == space:
-            self._evict(space, count)
+    def _make_room(self, space: int, count: int) -> bool:
+        """Have free slots; return whether there are some now."""
+        if self._give_spare(space) or space in self._reclaim():
+            return True
+        victims = list(self._victims(space))
+        if not victims:
+            return False
+        victim = min(victims)
+        if victim.segment is None:
+            others = [other.seq for other in victims if other.segment is not None]
+            self._evict(space, count, min(others, default=None))
         else:
-            self._take_segment(oldest[0][0], space)
-
-    def _evict(self, space: int, count: int) -> None:
-        rows = self._all(
-            "DELETE FROM page WHERE space = ? AND hash IN"
-            " (SELECT hash FROM page WHERE space = ? ORDER BY seq LIMIT ?)"
-            " RETURNING slot",
-            space,
-            space,
-            count,
-        )
-        self._database.executemany(
-            "INSERT INTO free VALUES (?, ?)", [(space, slot) for (slot,) in rows]
-        )
+            self._empty(victim.segment)
+            self._assign(victim.segment, space)
+        return True
 
     def _give_spare(self, space: int) -> bool:
-        spare = self._all(
-            "SELECT id FROM segment WHERE space IS NULL ORDER BY id LIMIT 1"
+        """Have a segment in which nothing is."""
+        bounds = "BETWEEN id * ?2 AND id * ?2 + ?2 - 1"
+        spare = self._database.all(
+            "SELECT id FROM segment WHERE space IS NULL OR space != ?1"
+            f" AND NOT EXISTS (SELECT 1 FROM page WHERE slot {bounds})"
+            f" AND NOT EXISTS (SELECT 1 FROM claim WHERE slot {bounds})"
+            " ORDER BY space IS NOT NULL, id LIMIT 1",
+            space,
+            SLOTS_PER_SEGMENT,
         )
         if not spare:
             return False
+        self._empty(spare[0][0])
         self._assign(spare[0][0], space)
         return True
 
-    def _take_segment(self, victim: int, space: int) -> None:
-        """Take the segment with the oldest page, if nobody writes to it."""
-        found = self._all(
-            "SELECT slot / ? AS home, min(seq) AS oldest FROM page WHERE space = ?"
-            " AND home NOT IN (SELECT slot / ? FROM claim)"
-            " GROUP BY home ORDER BY oldest LIMIT 1",
-            SLOTS_PER_SEGMENT,
-            victim,
-            SLOTS_PER_SEGMENT,
+    def _victims(self, space: int) -> Iterator[_Victim]:
+        """Yield for each space its oldest page that can go.
+
+        A page of another space goes with its segment, so not while one writes there.
+        """
+        for (other,) in self._database.all("SELECT id FROM space"):
+            rows = self._database.all(
+                "SELECT seq, slot / ?2 AS home FROM page WHERE space = ?1"
+                " AND (?3 OR home NOT IN (SELECT slot / ?2 FROM claim))"
+                " ORDER BY seq LIMIT 1",
+                other,
+                SLOTS_PER_SEGMENT,
+                other == space,
+            )
+            for seq, segment in rows:
+                yield _Victim(seq, None if other == space else segment)
+
+    def _evict(self, space: int, count: int, before: int | None) -> None:
+        rows = self._database.all(
+            "DELETE FROM page WHERE space = ?1 AND hash IN"
+            " (SELECT hash FROM page WHERE space = ?1 AND seq < coalesce(?3, seq + 1)"
+            " ORDER BY seq LIMIT ?2) RETURNING slot",
+            space,
+            count,
+            before,
         )
-        if found:
-            self._empty(found[0][0])
-            self._assign(found[0][0], space)
-        else:
-            self._evict(space, 1)
+        for (slot,) in rows:
+            self._free(space, slot)
 
     def _assign(self, segment: int, space: int) -> None:
-        [(num_slots,)] = self._all("SELECT slots FROM space WHERE id = ?", space)
-        self._database.execute(
-            "UPDATE segment SET space = ? WHERE id = ?", (space, segment)
+        [(num_slots,)] = self._database.all(
+            "SELECT slots FROM space WHERE id = ?", space
         )
+        self._database.run("UPDATE segment SET space = ? WHERE id = ?", space, segment)
         first = segment * SLOTS_PER_SEGMENT
-        self._database.executemany(
+        self._database.run_many(
             "INSERT INTO free VALUES (?, ?)",
             [(space, first + place) for place in range(num_slots)],
         )
 
     def _empty(self, segment: int) -> None:
         first = segment * SLOTS_PER_SEGMENT
-        bounds = (first, first + SLOTS_PER_SEGMENT)
         for table in ("page", "free", "claim"):
-            self._database.execute(
-                f"DELETE FROM {table} WHERE slot >= ? AND slot < ?",
-                bounds,
+            self._database.run(
+                f"DELETE FROM {table} WHERE slot BETWEEN ? AND ?",
+                first,
+                first + SLOTS_PER_SEGMENT - 1,
             )
 
-    def _reclaim(self) -> int:
-        owners = [row[0] for row in self._all("SELECT DISTINCT owner FROM claim")]
-        count = 0
-        for owner in owners:
+    def _reclaim(self) -> set[int]:
+        """Return the spaces to which slots came back."""
+        spaces: set[int] = set()
+        for (owner,) in self._database.all("SELECT DISTINCT owner FROM claim"):
             if owner != self._owner and not self._is_alive(owner):
-                rows = self._all("SELECT slot, space FROM claim WHERE owner = ?", owner)
-                for slot, space in rows:
-                    self._free_claims(space, [slot])
-                count += len(rows)
-        return count
+                spaces |= self._free_claims_of(owner)
+        return spaces
 
-    def _free_claims(self, space: int, slots: Sequence[int]) -> None:
+    def _free_claims_of(self, owner: str) -> set[int]:
+        rows = self._database.all(
+            "DELETE FROM claim WHERE owner = ? RETURNING space, slot", owner
+        )
+        for space, slot in rows:
+            self._free(space, slot)
+        return {space for space, _ in rows}
+
+    def _give_back(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            gone = self._database.execute("DELETE FROM claim WHERE slot = ?", (slot,))
-            if gone.rowcount:
-                self._database.execute("INSERT INTO free VALUES (?, ?)", (space, slot))
+            space = self._end_claim(slot)
+            if space is not None:
+                self._free(space, slot)
+
+    def _end_claim(self, slot: int) -> int | None:
+        """Return the space that a slot was claimed for, if it was claimed by us."""
+        rows = self._database.all(
+            "DELETE FROM claim WHERE slot = ? AND owner = ? RETURNING space",
+            slot,
+            self._owner,
+        )
+        return rows[0][0] if rows else None
+
+    def _free(self, space: int, slot: int) -> None:
+        self._database.run("INSERT INTO free VALUES (?, ?)", space, slot)

@@ -2,72 +2,33 @@
 
 A slot may be given to another page at any moment, by any process, while it is read
 here. So what does not fit what was asked for is looked up once more: if the index still
-says the same, the page is corrupt, else it is gone.
+says the same, the page is corrupt, else it is gone. Without digests everything is.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from asyncache.core import PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
-from asyncache.stores._segment_files import SegmentFiles, Slots
-from asyncache.stores._segment_index import SegmentIndex
+from asyncache.stores._segment_files import (
+    SegmentFiles,
+    Slots,
+    is_no_segment,
+    segment_of,
+)
+from asyncache.stores._segment_index import Place, SegmentIndex, Uses
+from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
 
-# Slots that are claimed at once: a transaction costs about as much as a small page.
-_MOST_CLAIMED = 64
 # Of a store, so that a small one is not claimed whole.
 _CLAIMED_SHARE = 64
 
 Job = Sequence[tuple[int, PageHash, PageBuffers]]
 """Pages with their places in a batch."""
-
-
-class Stock:
-    """What the threads of one store have in common: claimed slots, and pages used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._slots: defaultdict[int, list[int]] = defaultdict(list)
-        self._used: defaultdict[int, dict[PageHash, None]] = defaultdict(dict)
-
-    def take(self, space: int, count: int) -> list[int]:
-        """Return up to so many claimed slots."""
-        with self._lock:
-            slots = self._slots[space]
-            taken, slots[:] = slots[:count], slots[count:]
-            return taken
-
-    def give(self, space: int, slots: Sequence[int]) -> None:
-        """Keep claimed slots for later."""
-        with self._lock:
-            self._slots[space] += slots
-
-    def note_used(self, space: int, hashes: Sequence[PageHash]) -> None:
-        """Remember pages that were read, the last one last."""
-        with self._lock:
-            used = self._used[space]
-            for page_hash in hashes:
-                used.pop(page_hash, None)
-                used[page_hash] = None
-
-    def take_used(self, space: int) -> list[PageHash]:
-        """Return the pages that were read since this was last asked."""
-        with self._lock:
-            return list(self._used.pop(space, ()))
-
-    def drain(self) -> list[tuple[int, list[int], list[PageHash]]]:
-        """Return all slots and all pages used, by space."""
-        with self._lock:
-            spaces = sorted({*self._slots, *self._used})
-            left = [(s, self._slots[s], list(self._used[s])) for s in spaces]
-            self._slots.clear()
-            self._used.clear()
-            return left
 
 
 class SlotPages:
@@ -102,17 +63,14 @@ class SlotPages:
         self._slots = Slots(files, self._frame, direct=direct)
         self._digests = digests
         self._durable = durable
-        self._num_slots = files.segment_bytes // self._slots.num_bytes
-        self._space = index.space(space.name, self._num_slots) if self._fits else -1
+        self._name = space.name
+        self._known: int | None = None
 
-    @property
-    def _fits(self) -> bool:
-        """Whether a segment holds a page."""
-        return self._num_slots > 0
-
-    def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, int]:
-        """Return the slots of those that are stored."""
-        return self._index.find(self._space, hashes) if self._fits else {}
+    def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
+        """Return the places of those that are stored."""
+        if self._known is None:
+            self._known = self._index.space(self._name)
+        return {} if self._known is None else self._index.find(self._known, hashes)
 
     def read(
         self, job: Job, layers: range | None, statuses: list[Status], stop: Stop
@@ -120,35 +78,123 @@ class SlotPages:
         """Fill buffers, and say of each page what came of it."""
         wanted = range(self._frame.num_layers) if layers is None else layers
         found = self.find([page_hash for _, page_hash, _ in job])
-        doubts: list[tuple[int, PageHash]] = []
+        outcomes: list[tuple[int, PageHash, Status]] = []
         for place, page_hash, buffers in job:
             if stop.is_set():
-                return
-            slot = found.get(page_hash)
-            if slot is None:
-                statuses[place] = Status.MISS
-                continue
-            statuses[place] = self._read_slot(slot, page_hash, wanted, buffers)
-            if statuses[place] is Status.CORRUPT or not self._digests:
-                doubts.append((place, page_hash))
-        if doubts:
-            self._look_again(doubts, found, statuses)
-        hits = [h for place, h, _ in job if statuses[place] is Status.HIT]
-        self._stock.note_used(self._space, hits)
+                break
+            there = found.get(page_hash)
+            status = (
+                Status.MISS
+                if there is None
+                else self._read_slot(there.slot, page_hash, wanted, buffers)
+            )
+            outcomes.append((place, page_hash, status))
+        self._judge(outcomes, found, statuses)
+        self._tell_if_late()
 
     def write(self, job: Job, statuses: list[Status], stop: Stop) -> None:
         """Store pages that are not there, and say of each what came of it."""
-        if not self._fits:
+        if not self._slots.per_segment:
             for place, _, _ in job:
                 statuses[place] = Status.REJECTED
             return
         there = self.find([page_hash for _, page_hash, _ in job])
-        self._stock.note_used(self._space, list(there))
         outcomes = dict.fromkeys(there, Status.HIT)
+        if there:
+            self._stock.note_used(self._space, list(there))
         missing = {h: buffers for _, h, buffers in job if h not in there}
-        outcomes.update(self._store(missing, stop))
-        for place, page_hash, _ in job:
-            statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
+        try:
+            if missing:
+                outcomes.update(self._store(missing, stop))
+        finally:
+            for place, page_hash, _ in job:
+                statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
+
+    def settle(self, stop: Stop) -> None:
+        """Give back what nobody will need, once pages were written."""
+        self._give_back(self._stock.take_surplus(is_over=stop.is_set()))
+        self._tell_if_late()
+
+    def remove(self, hashes: Sequence[PageHash]) -> None:
+        """Forget pages."""
+        if found := self.find(hashes):
+            self._index.remove(self._space, list(found.items()))
+
+    @property
+    def _space(self) -> int:
+        if self._known is None:
+            self._known = self._index.add_space(self._name, self._slots.per_segment)
+        return self._known
+
+    # Reading.
+
+    def _read_slot(
+        self, slot: int, page_hash: PageHash, layers: range, buffers: PageBuffers
+    ) -> Status:
+        try:
+            is_there = self._slots.read(slot, layers, buffers)
+        except OSError as error:
+            if not is_no_segment(error):
+                return Status.UNAVAILABLE
+            is_there = False
+        head, frame = self._slots.head, self._frame
+        if not is_there or not frame.is_head_of(page_hash, head):
+            return Status.CORRUPT
+        if not self._digests:
+            return Status.HIT
+        if not frame.has_digests(head):
+            return Status.MISS  # of no use here, and in the way of one with digests
+        if not frame.are_slices_of(head, layers, buffers):
+            return Status.CORRUPT
+        return Status.HIT
+
+    def _judge(
+        self,
+        outcomes: Sequence[tuple[int, PageHash, Status]],
+        found: dict[PageHash, Place],
+        statuses: list[Status],
+    ) -> None:
+        """Say what came of pages; nothing of one whose slot is in doubt before it."""
+        doubts = [
+            page_hash
+            for _, page_hash, status in outcomes
+            if page_hash in found and not self._is_certain(status)
+        ]
+        now = self.find(doubts) if doubts else {}
+        moved = {h for h in doubts if now.get(h) != found[h]}
+        useless: dict[PageHash, Place] = {}
+        hits: list[PageHash] = []
+        for place, page_hash, status in outcomes:
+            statuses[place] = Status.MISS if page_hash in moved else status
+            if statuses[place] is Status.HIT:
+                hits.append(page_hash)
+            elif page_hash in now and page_hash not in moved:
+                useless[page_hash] = now[page_hash]
+        if hits:
+            self._stock.note_used(self._space, hits)
+        if useless:
+            self._remove_useless(useless)
+
+    def _is_certain(self, status: Status) -> bool:
+        """Whether a status holds, whatever became of the slot since the first look."""
+        if status is Status.HIT:
+            return self._digests
+        return status is Status.UNAVAILABLE
+
+    def _remove_useless(self, pages: dict[PageHash, Place]) -> None:
+        for segment in {segment_of(place.slot) for place in pages.values()}:
+            self._drop_if_gone(segment)
+        self._index.remove(self._space, list(pages.items()))
+
+    def _drop_if_gone(self, segment: int) -> None:
+        try:
+            self._files.descriptor(segment)
+        except OSError as error:
+            if is_no_segment(error):
+                self._files.lose(segment)
+                self._index.drop_segment(segment)
+
+    # Writing.
 
     def _store(
         self, missing: dict[PageHash, PageBuffers], stop: Stop
@@ -165,75 +211,86 @@ class SlotPages:
                     outcomes[page_hash] = Status.REJECTED
                 elif self._write_slot(slots[-1], page_hash, buffers):
                     written.append((page_hash, slots.pop()))
-            if self._durable:
-                self._files.sync({self._slots.segment(slot) for _, slot in written})
-            self._publish(written)
+                else:
+                    slots = self._usable(slots)
+            if written and self._durable:
+                self._files.sync({segment_of(slot) for _, slot in written})
+            stored = self._publish(written)
         except BaseException:
             slots += [slot for _, slot in written]
             raise
         finally:
             self._stock.give(self._space, slots)
-        return outcomes | {page_hash: Status.HIT for page_hash, _ in written}
-
-    def remove(self, hashes: Sequence[PageHash]) -> None:
-        """Forget pages."""
-        if found := self.find(hashes):
-            self._index.remove(self._space, list(found.items()))
-
-    def _read_slot(
-        self, slot: int, page_hash: PageHash, layers: range, buffers: PageBuffers
-    ) -> Status:
-        try:
-            is_there = self._slots.read(slot, layers, buffers)
-        except OSError:
-            return Status.UNAVAILABLE
-        head, frame = self._slots.head, self._frame
-        if not is_there or not frame.is_head_of(page_hash, head):
-            return Status.CORRUPT
-        if not self._digests:
-            return Status.HIT
-        if not frame.has_digests(head):
-            return Status.MISS  # of no use here; one with digests may take its place
-        if not frame.are_slices_of(head, layers, buffers):
-            return Status.CORRUPT
-        return Status.HIT
-
-    def _look_again(
-        self,
-        doubts: Sequence[tuple[int, PageHash]],
-        found: dict[PageHash, int],
-        statuses: list[Status],
-    ) -> None:
-        now = self.find([page_hash for _, page_hash in doubts])
-        corrupt: dict[PageHash, int] = {}
-        for place, page_hash in doubts:
-            if now.get(page_hash) != found[page_hash]:
-                statuses[place] = Status.MISS
-            elif statuses[place] is Status.CORRUPT:
-                corrupt[page_hash] = found[page_hash]
-        if corrupt:
-            self._index.remove(self._space, list(corrupt.items()))
+        return outcomes | dict.fromkeys(stored, Status.HIT)
 
     def _claim(self, count: int) -> list[int]:
-        slots = self._stock.take(self._space, count)
-        if len(slots) < count:
-            most = self._num_slots * self._files.num_segments // _CLAIMED_SHARE
-            short = count - len(slots)
-            slots += self._index.claim(
-                self._space, max(short, min(most, _MOST_CLAIMED))
-            )
-        self._stock.give(self._space, slots[count:])
+        space = self._space
+        slots = self._usable(self._stock.take(space, count))
+        try:
+            if len(slots) < count:
+                slots += self._claim_more(count - len(slots))
+            # What we hold for other spaces may be what is in the way.
+            if len(slots) < count and (
+                others := self._stock.take_surplus(is_over=True)
+            ):
+                self._give_back(others)
+                slots += self._claim_more(count - len(slots))
+        except BaseException:
+            self._stock.give(space, slots)
+            raise
+        self._stock.give(space, slots[count:])
         return slots[:count]
+
+    def _claim_more(self, short: int) -> list[int]:
+        num_slots = self._slots.per_segment * self._files.num_segments
+        count = self._stock.num_to_claim(short, num_slots // _CLAIMED_SHARE)
+        with self._telling_uses() as used:
+            return self._index.claim(self._space, count, used)
+
+    def _usable(self, slots: Sequence[int]) -> list[int]:
+        lost = self._files.lost
+        return [slot for slot in slots if segment_of(slot) not in lost]
 
     def _write_slot(self, slot: int, page_hash: PageHash, buffers: PageBuffers) -> bool:
         digests = self._frame.digests(buffers) if self._digests else None
         try:
             self._slots.write(slot, buffers, self._frame.head(page_hash, digests))
-        except OSError:
+        except OSError as error:
+            if is_no_segment(error):
+                self._drop_if_gone(segment_of(slot))
             return False
         return True
 
-    def _publish(self, written: Sequence[tuple[PageHash, int]]) -> None:
-        used = self._stock.take_used(self._space)
-        if written or used:
-            self._index.publish(self._space, written, used)
+    def _publish(self, written: Sequence[tuple[PageHash, int]]) -> set[PageHash]:
+        if not written:
+            return set()
+        with self._telling_uses() as used:
+            return self._index.publish(self._space, written, used=used)
+
+    def _give_back(self, slots: Sequence[int]) -> None:
+        if not slots:
+            return
+        try:
+            self._index.release(slots)
+        except BaseException:
+            self._stock.put_back_surplus(slots)
+            raise
+
+    # Uses.
+
+    @contextmanager
+    def _telling_uses(self) -> Iterator[Uses]:
+        used = self._stock.take_used()
+        try:
+            yield used
+        except BaseException:
+            self._stock.put_back_used(used)
+            raise
+
+    def _tell_if_late(self) -> None:
+        used = self._stock.take_used_if_late()
+        if used:
+            try:
+                self._index.touch(used)
+            except sqlite3.Error:
+                self._stock.put_back_used(used)

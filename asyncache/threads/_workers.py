@@ -122,8 +122,12 @@ class Workers:
             if not future.cancelled():
                 future.result()
 
-    async def aclose(self) -> None:
-        """Stop all jobs and return when no thread is left."""
+    async def aclose(self, last: Callable[[], None] | None = None) -> None:
+        """Stop all jobs and return when no thread is left.
+
+        Args:
+            last: Done when no job runs any more, even if this is cancelled.
+        """
         self._closed = True
         for stop in self._running:
             stop.set()
@@ -131,9 +135,13 @@ class Workers:
         loop, gone = asyncio.get_running_loop(), anyio.Event()
 
         def shut_down() -> None:
-            self.executor.shutdown(cancel_futures=True)
-            with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(gone.set)
+            try:
+                self.executor.shutdown(cancel_futures=True)
+                if last is not None:
+                    last()
+            finally:
+                with suppress(RuntimeError):  # the loop was closed meanwhile
+                    loop.call_soon_threadsafe(gone.set)
 
         closer = threading.Thread(target=shut_down, name="asyncache-closer")
         closer.start()

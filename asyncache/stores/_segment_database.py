@@ -1,0 +1,189 @@
+"""One thread's connection to the database of a SegmentStore.
+
+A transaction waits for those of others, and no longer than someone waits for it. So
+SQLite itself never waits here: it could not be called off.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from asyncache.threads import Stop
+
+_Answer = TypeVar("_Answer")
+Rows = list[tuple[Any, ...]]
+
+WAIT_S = 1.0
+_LONGEST_PAUSE_S = 0.02
+_SCHEMA = """
+CREATE TABLE space (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slots INTEGER NOT NULL);
+CREATE TABLE segment (
+    id INTEGER PRIMARY KEY, space INTEGER REFERENCES space);
+CREATE TABLE page (
+    space INTEGER NOT NULL, hash BLOB NOT NULL, slot INTEGER NOT NULL UNIQUE,
+    seq INTEGER NOT NULL, born INTEGER NOT NULL, PRIMARY KEY (space, hash)
+    ) WITHOUT ROWID;
+CREATE INDEX page_by_age ON page (space, seq);
+CREATE TABLE free (
+    space INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
+    PRIMARY KEY (space, slot)) WITHOUT ROWID;
+CREATE TABLE claim (
+    slot INTEGER PRIMARY KEY, space INTEGER NOT NULL, owner TEXT NOT NULL);
+CREATE INDEX claim_by_owner ON claim (owner);
+CREATE TABLE clock (seq INTEGER NOT NULL);
+INSERT INTO clock VALUES (1);
+"""
+
+
+class Patience:
+    """How long transactions wait for those of others, shared by a store's threads.
+
+    After one waited in vain the next do not wait, until one gets through: otherwise a
+    thousand calls would wait one after the other for a process that was stopped.
+    """
+
+    def __init__(self) -> None:
+        self._is_stuck = False
+
+    def begin(self, attempt: Callable[[], object], stop: Stop) -> None:
+        """Begin to write; raise SQLite's error if others do not let us."""
+        try:
+            wait(attempt, 0.0 if self._is_stuck else WAIT_S, stop)
+        except sqlite3.OperationalError:
+            self._is_stuck = not stop.is_set()
+            raise
+        self._is_stuck = False
+
+
+def wait(attempt: Callable[[], _Answer], wait_s: float, stop: Stop) -> _Answer:
+    """Try until no other process is in the way, or it is too late, or all is over."""
+    end_s, pause_s = time.monotonic() + wait_s, 0.0005
+    while True:
+        try:
+            return attempt()
+        except sqlite3.OperationalError as error:
+            is_over = time.monotonic() >= end_s
+            if not _is_busy(error) or is_over or stop.wait(pause_s):
+                raise
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class SegmentDatabase:
+    """A connection, for one thread.
+
+    Args:
+        path: The database, a file that exists.
+        patience: Shared by all threads of the store.
+        durable: Whether a commit waits for the disk.
+
+    Attributes:
+        stop: Set when nobody waits any more for what this thread does.
+
+    Raises:
+        sqlite3.Error: If it cannot be used.
+    """
+
+    def __init__(self, path: str, patience: Patience, *, durable: bool = False) -> None:
+        self.stop = Stop()
+        self._patience = patience
+        # Closed by another thread than the one that used it, once that has ended.
+        self._connection = sqlite3.connect(
+            f"file:{quote(path)}?mode=rw",
+            timeout=0.0,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=True,
+        )
+        level = "FULL" if durable else "NORMAL"
+        try:
+            self.all("PRAGMA journal_mode = WAL")
+            self.all(f"PRAGMA synchronous = {level}")
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; what was committed stays."""
+        self._connection.close()
+
+    def all(self, query: str, *arguments: object) -> Rows:
+        """Return all rows; of a change, run one inside :meth:`change`."""
+
+        def attempt() -> Rows:
+            with closing(self._connection.execute(query, arguments)) as cursor:
+                return cursor.fetchall()
+
+        return wait(attempt, WAIT_S, self.stop)
+
+    def run(self, query: str, *arguments: object) -> int:
+        """Run a part of a change; return how many rows it changed."""
+        with closing(self._connection.execute(query, arguments)) as cursor:
+            return cursor.rowcount
+
+    def run_many(self, query: str, arguments: Sequence[tuple[object, ...]]) -> None:
+        """Run a part of a change for each of some arguments."""
+        self._connection.executemany(query, arguments)
+
+    @contextmanager
+    def change(self, *, waits: bool = True) -> Iterator[None]:
+        """Do all of what follows or nothing, with no other change in between."""
+
+        def begin() -> None:
+            self._connection.execute("BEGIN IMMEDIATE")
+
+        if waits:
+            self._patience.begin(begin, self.stop)
+        else:
+            begin()
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # Some errors of a disk have ended it already.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def create(self) -> None:
+        """Make the tables, where there are none."""
+        if not self._schema(self._connection):
+            with self.change():
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    self._connection.execute(statement)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is whole, and one of ours or empty."""
+        if self.all("PRAGMA quick_check(1)") != [("ok",)]:
+            return False
+        with closing(sqlite3.connect(":memory:")) as model:
+            model.executescript(_SCHEMA)
+            return self._schema(self._connection) in ([], self._schema(model))
+
+    @staticmethod
+    def _schema(connection: sqlite3.Connection) -> Rows:
+        query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY 1"
+        with closing(connection.execute(query)) as cursor:
+            return cursor.fetchall()
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether an error says that a file is no database, or a broken one."""
+    return _code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_PROTOCOL}
+
+
+def _code(error: sqlite3.Error) -> int:
+    code = 0
+    with suppress(AttributeError):  # an error of the module itself has none
+        code = error.sqlite_errorcode & 0xFF
+    return code

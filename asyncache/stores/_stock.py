@@ -1,0 +1,100 @@
+"""What the threads of one store have in common: claimed slots, and pages used.
+
+A transaction costs about as much as a small page. So slots are claimed for all the
+pages that calls under way will still bring, and given back when no call is under way:
+an idle claim would keep other spaces, and other processes, from a segment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from asyncache.core import PageHash
+from asyncache.stores._segment_index import Uses
+
+_MOST_CLAIMED = 64
+# How long others may not know which pages are used, and how many such there may be.
+_UNTOLD_S = 1.0
+_MOST_USED = 1 << 16
+
+
+class Stock:
+    """Claimed slots and used pages of a store. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: defaultdict[int, list[int]] = defaultdict(list)
+        self._surplus: list[int] = []
+        self._used: dict[tuple[int, PageHash], None] = {}
+        self._told_at_s = 0.0
+        self._num_expected = 0
+
+    def expect(self, num_pages: int) -> None:
+        """Note that so many more pages will be written, or fewer if negative."""
+        with self._lock:
+            self._num_expected += num_pages
+
+    def num_to_claim(self, short: int, most: int) -> int:
+        """Return how many slots to claim where so many are short."""
+        with self._lock:
+            return max(short, min(self._num_expected, most, _MOST_CLAIMED))
+
+    def take(self, space: int, count: int) -> list[int]:
+        """Return up to so many claimed slots."""
+        with self._lock:
+            slots = self._slots[space]
+            taken, slots[:] = slots[:count], slots[count:]
+            return taken
+
+    def give(self, space: int, slots: Sequence[int]) -> None:
+        """Keep claimed slots for later."""
+        with self._lock:
+            self._slots[space] += slots
+
+    def take_surplus(self, *, is_over: bool = False) -> list[int]:
+        """Return the slots that no page is expected for; all of them if it is over."""
+        with self._lock:
+            if self._num_expected > 0 and not is_over:
+                return []
+            surplus, self._surplus = self._surplus, []
+            for slots in self._slots.values():
+                surplus += slots
+            self._slots.clear()
+            return surplus
+
+    def put_back_surplus(self, slots: Sequence[int]) -> None:
+        """Keep slots that could not be given back."""
+        with self._lock:
+            self._surplus += slots
+
+    def note_used(self, space: int, hashes: Sequence[PageHash]) -> None:
+        """Remember pages that were used, the last one last."""
+        with self._lock:
+            for page_hash in hashes:
+                use = (space, page_hash)
+                self._used.pop(use, None)
+                self._used[use] = None
+            while len(self._used) > _MOST_USED:
+                del self._used[next(iter(self._used))]
+
+    def take_used(self) -> Uses:
+        """Return the pages that were used since this was last asked."""
+        with self._lock:
+            used = list(self._used)
+            self._used.clear()
+            self._told_at_s = time.monotonic()
+            return used
+
+    def take_used_if_late(self) -> Uses:
+        """Return them if it is time that others know."""
+        if time.monotonic() < self._told_at_s + _UNTOLD_S:
+            return []
+        return self.take_used()
+
+    def put_back_used(self, used: Uses) -> None:
+        """Remember pages that could not be told of."""
+        with self._lock:
+            self._used = dict.fromkeys([*used, *self._used])
