@@ -46,18 +46,21 @@ class SegmentStore(Store):
 
     Any number of processes on one machine may use the directory at once, also one in
     shared memory, ``/dev/shm``. They share all pages, and the pages that were used
-    longest ago give way to new ones. A page is told of when it is in place, so one that
-    a crash cut short is never seen; what a power loss undoes, digests find. Linux only;
-    on a network file system use :class:`FileStore`.
+    longest ago give way to new ones; that another process read one is known a second
+    later. A page is told of when it is in place, so one that a crash cut short is never
+    seen; what a power loss undoes, digests find. Linux only; on a network file system
+    use :class:`FileStore`.
 
     The constructor does no I/O: ``async with SegmentStore(path, 100 << 30) as store``,
     or leave that to the cache.
 
     Args:
         directory: Made if it does not exist, for this user alone.
-        max_bytes: What the files may take; allocated when the store is opened, as far
-            as there is room. Of what exists already, the first user of a directory may
-            change it, and who comes while others use it takes theirs.
+        max_bytes: What the segments may take; the index takes some 300 bytes a page
+            more. Allocated when the store is opened, as far as there is room:
+            ``num_bytes`` and a warning of the logger "asyncache" tell how far. Who is
+            alone in a directory may change what is there; who comes while others use
+            it takes theirs.
         segment_bytes: Length of a file, which holds pages of one kind; a page must fit.
         num_threads: Threads that read; half as many write, so that a backlog of writes
             never delays a read.
@@ -119,9 +122,10 @@ class SegmentStore(Store):
         """Allocate the files, and take part in the use of the directory.
 
         Raises:
-            StoreError: If the directory cannot be created or written, has no room for
-                a single segment, is not such a store's, has segments of another
-                length, or was written by a newer asyncache.
+            StoreError: If the directory cannot be created or written, may be written
+                by other users, has no room for a single segment, is not such a
+                store's, has segments of another length, or was written by a newer
+                asyncache; or if direct I/O is impossible there.
             ClosedError: If the store was closed: make another one.
         """
         self._check_open()

@@ -122,13 +122,13 @@ class SegmentDirectory:
         self._lock_shared()
         self._owner = Owner(self._owners)
         index, _ = self.new_index()
-        segments = index.segments()
-        self.files.num_segments = len(segments)
-        if not segments:
+        for segment in index.segments():
+            if not self.files.open(segment):
+                index.drop_segment(segment)
+        if not self.files.num_segments:
             raise StoreError(
                 f"{self._root} has no room for a segment of {self.files.segment_bytes}"
             )
-        self.files.descriptor(segments[0])  # direct I/O may be impossible here
 
     def _lock_shared(self) -> None:
         """Have a share of the lock, on a directory that someone has set up."""
@@ -137,7 +137,7 @@ class SegmentDirectory:
                 self._set_up()
             # Where we are alone with it, whoever held it has died in the middle.
             if self._try_lock(fcntl.LOCK_SH):
-                if self._is_set_up():
+                if self._check_format():  # it is written last
                     return
                 self._try_lock(fcntl.LOCK_UN)
             # The lock itself has no wait that could be called off.
@@ -150,10 +150,6 @@ class SegmentDirectory:
         except BlockingIOError:
             return False
         return True
-
-    def _is_set_up(self) -> bool:
-        """Whether the format is there, which is written last."""
-        return self._check_format()
 
     def _check_private(self) -> None:
         found = self._root.stat()

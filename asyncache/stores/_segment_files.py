@@ -11,7 +11,6 @@ import errno
 import mmap
 import os
 import re
-import threading
 from contextlib import suppress
 from stat import S_ISREG
 
@@ -23,8 +22,6 @@ from asyncache.stores._segment_index import SLOTS_PER_SEGMENT
 ALIGNMENT = 4096
 _MODE = 0o600
 _NAME = re.compile(r"[0-9]{6,}\.seg")
-# What a missing file, link, directory or FIFO in a segment's place answers.
-_NO_FILE = frozenset({errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ESPIPE})
 # A transaction of the index writes its log first.
 _INDEX_BYTES = 8 * 2**20
 _INDEX_SHARE = 128
@@ -37,22 +34,20 @@ class SegmentFiles:
         directory: Where they are.
         segment_bytes: Length of each.
         direct: Whether to go around the page cache of the operating system.
-
-    Attributes:
-        num_segments: How many there are.
-        lost: Those that were there, and whose files are gone.
     """
 
     def __init__(self, directory: str, segment_bytes: int, *, direct: bool) -> None:
         self.segment_bytes = segment_bytes
-        self.num_segments = 0
-        self.lost: set[int] = set()
         self._directory = directory
         self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         if direct:
             self._flags |= os.O_DIRECT
         self._open: dict[int, int] = {}
-        self._lock = threading.Lock()
+
+    @property
+    def num_segments(self) -> int:
+        """Segments that are open."""
+        return len(self._open)
 
     def create(self, segment: int) -> None:
         """Make a segment, with all its room: later there is no such thing as no room.
@@ -97,22 +92,26 @@ class SegmentFiles:
             if _NAME.fullmatch(name) and name not in names:
                 os.unlink(f"{self._directory}/{name}")  # noqa: PTH108 - as above
 
-    def descriptor(self, segment: int) -> int:
-        """Return the open file of a segment."""
-        found = self._open.get(segment)
-        if found is None:
-            with self._lock:
-                found = self._open.get(segment)
-                if found is None:
-                    found = self._open[segment] = self._open_file(segment)
-        return found
+    def open(self, segment: int) -> bool:
+        """Open a segment's file; return whether there is one.
 
-    def lose(self, segment: int) -> None:
-        """Take note that the file of a segment is gone."""
-        with self._lock:
-            if segment not in self.lost:
-                self.lost.add(segment)
-                self.num_segments -= 1
+        Raises:
+            OSError: If it cannot be opened, as for direct I/O where there is none.
+        """
+        if not self.is_whole(segment):
+            return False
+        self._open[segment] = os.open(self._path(segment), self._flags)
+        return True
+
+    def descriptor(self, segment: int) -> int:
+        """Return the open file of a segment.
+
+        Raises:
+            OSError: If there is none: the index is broken.
+        """
+        if segment not in self._open:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self._open[segment]
 
     def sync(self, segments: set[int]) -> None:
         """Wait until what was written to segments is on the disk."""
@@ -123,13 +122,6 @@ class SegmentFiles:
         """Close all files."""
         while self._open:
             os.close(self._open.popitem()[1])
-
-    def _open_file(self, segment: int) -> int:
-        descriptor = os.open(self._path(segment), self._flags)
-        if not S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return descriptor
 
     def _path(self, segment: int) -> str:
         return f"{self._directory}/{segment:06d}.seg"
@@ -224,11 +216,6 @@ def slot_bytes(frame: Frame) -> int:
     """Return the bytes of a slot for pages of one space."""
     used = frame.page_bytes + frame.head_bytes
     return -(-used // ALIGNMENT) * ALIGNMENT
-
-
-def is_no_segment(error: OSError) -> bool:
-    """Return whether an error says that there is no segment where one should be."""
-    return error.errno in _NO_FILE
 
 
 def _is_aligned(view: memoryview) -> bool:

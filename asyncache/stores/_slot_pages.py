@@ -7,6 +7,7 @@ says the same, the page is corrupt, else it is gone. Without digests everything 
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,7 @@ from contextlib import contextmanager
 from asyncache.core import PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
-from asyncache.stores._segment_files import (
-    SegmentFiles,
-    Slots,
-    is_no_segment,
-    segment_of,
-)
+from asyncache.stores._segment_files import SegmentFiles, Slots, segment_of
 from asyncache.stores._segment_index import Place, SegmentIndex, Uses
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
@@ -134,7 +130,7 @@ class SlotPages:
         try:
             is_there = self._slots.read(slot, layers, buffers)
         except OSError as error:
-            if not is_no_segment(error):
+            if error.errno != errno.ENOENT:
                 return Status.UNAVAILABLE
             is_there = False
         head, frame = self._slots.head, self._frame
@@ -173,26 +169,13 @@ class SlotPages:
         if hits:
             self._stock.note_used(self._space, hits)
         if useless:
-            self._remove_useless(useless)
+            self._index.remove(self._space, list(useless.items()))
 
     def _is_certain(self, status: Status) -> bool:
         """Whether a status holds, whatever became of the slot since the first look."""
         if status is Status.HIT:
             return self._digests
         return status is Status.UNAVAILABLE
-
-    def _remove_useless(self, pages: dict[PageHash, Place]) -> None:
-        for segment in {segment_of(place.slot) for place in pages.values()}:
-            self._drop_if_gone(segment)
-        self._index.remove(self._space, list(pages.items()))
-
-    def _drop_if_gone(self, segment: int) -> None:
-        try:
-            self._files.descriptor(segment)
-        except OSError as error:
-            if is_no_segment(error):
-                self._files.lose(segment)
-                self._index.drop_segment(segment)
 
     # Writing.
 
@@ -211,8 +194,6 @@ class SlotPages:
                     outcomes[page_hash] = Status.REJECTED
                 elif self._write_slot(slots[-1], page_hash, buffers):
                     written.append((page_hash, slots.pop()))
-                else:
-                    slots = self._usable(slots)
             if written and self._durable:
                 self._files.sync({segment_of(slot) for _, slot in written})
             stored = self._publish(written)
@@ -225,7 +206,7 @@ class SlotPages:
 
     def _claim(self, count: int) -> list[int]:
         space = self._space
-        slots = self._usable(self._stock.take(space, count))
+        slots = self._stock.take(space, count)
         try:
             if len(slots) < count:
                 slots += self._claim_more(count - len(slots))
@@ -238,8 +219,9 @@ class SlotPages:
         except BaseException:
             self._stock.give(space, slots)
             raise
-        self._stock.give(space, slots[count:])
-        return slots[:count]
+        slots.sort(reverse=True)  # taken from the end: neighbours lie side by side
+        self._stock.give(space, slots[:-count])
+        return slots[-count:]
 
     def _claim_more(self, short: int) -> list[int]:
         num_slots = self._slots.per_segment * self._files.num_segments
@@ -247,17 +229,11 @@ class SlotPages:
         with self._telling_uses() as used:
             return self._index.claim(self._space, count, used)
 
-    def _usable(self, slots: Sequence[int]) -> list[int]:
-        lost = self._files.lost
-        return [slot for slot in slots if segment_of(slot) not in lost]
-
     def _write_slot(self, slot: int, page_hash: PageHash, buffers: PageBuffers) -> bool:
         digests = self._frame.digests(buffers) if self._digests else None
         try:
             self._slots.write(slot, buffers, self._frame.head(page_hash, digests))
-        except OSError as error:
-            if is_no_segment(error):
-                self._drop_if_gone(segment_of(slot))
+        except OSError:
             return False
         return True
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 
 from asyncache.core import PageHash
 from asyncache.stores._segment_index import Uses
@@ -19,6 +20,8 @@ _MOST_CLAIMED = 64
 # How long others may not know which pages are used, and how many such there may be.
 _UNTOLD_S = 1.0
 _MOST_USED = 1 << 16
+# So that a read is not delayed for long by telling of others.
+_MOST_TOLD = 256
 
 
 class Stock:
@@ -89,10 +92,16 @@ class Stock:
             return used
 
     def take_used_if_late(self) -> Uses:
-        """Return them if it is time that others know."""
-        if time.monotonic() < self._told_at_s + _UNTOLD_S:
-            return []
-        return self.take_used()
+        """Return some of them, the first ones, if it is time that others know."""
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s < self._told_at_s + _UNTOLD_S:
+                return []
+            self._told_at_s = now_s
+            used = list(islice(self._used, _MOST_TOLD))
+            for use in used:
+                del self._used[use]
+            return used
 
     def put_back_used(self, used: Uses) -> None:
         """Remember pages that could not be told of."""

@@ -1455,6 +1455,7 @@ DEFECTS = [
         "starts[:count]",
         "starts[:0]",
     ),
+<<<<<<< HEAD
     # Streams of a GPU: what was given to one has not run yet.
     Defect(
         "a forward lets go of its pages when its block is left",
@@ -1699,4 +1700,152 @@ if self._layers.start and not self._frame.are_slices_of(
         'return PageHash(self._derive(b"name", key))',
         'return PageHash(hmac.digest(b"name", key.name.encode(), "sha256"))',
     ),
+=======
+    # A store that processes share.
+    Defect(
+        "a page is told of before its bytes are in place",
+        "L1",
+        "stores/_slot_pages.py",
+        """\
+                elif self._write_slot(slots[-1], page_hash, buffers):
+                    written.append((page_hash, slots.pop()))
+""",
+        """\
+                elif self._publish([(page_hash, slots[-1])]) and self._write_slot(
+                    slots.pop(), page_hash, buffers
+                ):
+                    outcomes[page_hash] = Status.HIT
+""",
+    ),
+    Defect(
+        "claims of the living are reclaimed",
+        "L3",
+        "stores/_owners.py",
+        """\
+    except OSError:
+        return True
+    else:
+""",
+        """\
+    except OSError:
+        return False
+    else:
+""",
+    ),
+    Defect(
+        "claims of the dead are kept",
+        "L3",
+        "stores/_segment_index.py",
+        "if owner != self._owner and not self._is_alive(owner):",
+        "if owner == '' and not self._is_alive(owner):",
+    ),
+    Defect(
+        "a slot that was recycled while it was read is a hit without digests",
+        "L2",
+        "stores/_slot_pages.py",
+        "return self._digests\n        return status is",
+        "return True\n        return status is",
+    ),
+    Defect(
+        "a page that was stored anew is taken for the one that was read",
+        "L2",
+        "stores/_slot_pages.py",
+        "if now.get(h) != found[h]}",
+        "if h not in now or now[h].slot != found[h].slot}",
+    ),
+    Defect(
+        "a corrupt page stays in its slot",
+        "L6",
+        "stores/_slot_pages.py",
+        "        if useless:\n",
+        "        if useless and not self._digests:\n",
+    ),
+    Defect(
+        "eviction takes the newest page",
+        "L8",
+        "stores/_segment_index.py",
+        "ORDER BY seq LIMIT ?2) RETURNING slot",
+        "ORDER BY seq DESC LIMIT ?2) RETURNING slot",
+    ),
+    Defect(
+        "a page is evicted before its last use is told of",
+        "L8",
+        "stores/_segment_index.py",
+        """\
+            self._touch(used)
+            slots = self._take_free(space, count)
+            while""",
+        """\
+            slots = self._take_free(space, count)
+            while""",
+    ),
+    Defect(
+        "a segment is taken from under a writer",
+        "L2",
+        "stores/_segment_index.py",
+        "home NOT IN (SELECT slot / ?2 FROM claim)",
+        "home NOT IN (SELECT slot / ?2 FROM claim WHERE space != ?1)",
+    ),
+    Defect(
+        "a slot is nobody's when another process was first with its page",
+        "L3",
+        "stores/_segment_index.py",
+        """\
+                    self._free(space, slot)
+                born += 1
+""",
+        """\
+                    pass
+                born += 1
+""",
+    ),
+    Defect(
+        "a page is told of though its claim was taken",
+        "L3",
+        "stores/_segment_index.py",
+        """\
+                if self._end_claim(slot) is None:
+                    continue
+""",
+        """\
+                self._end_claim(slot)
+""",
+    ),
+    Defect(
+        "claims idle when no put is under way",
+        "L3",
+        "stores/_stock.py",
+        "if self._num_expected > 0 and not is_over:",
+        "if not is_over:",
+    ),
+    Defect(
+        "a commit that failed leaves its transaction open",
+        "L6",
+        "stores/_segment_database.py",
+        "if self._connection.in_transaction:",
+        "if not self._connection.in_transaction:",
+    ),
+    Defect(
+        "a transaction waits though nobody waits for it",
+        "L4",
+        "stores/_segment_database.py",
+        "or is_over or stop.wait(pause_s):",
+        "or is_over or time.sleep(pause_s):",
+    ),
+    Defect(
+        "a store is left while its threads still write",
+        "L10",
+        "threads/_workers.py",
+        """\
+                self.executor.shutdown(cancel_futures=True)
+                if last is not None:
+                    last()
+""",
+        """\
+                if last is not None:
+                    last()
+                self.executor.shutdown(cancel_futures=True)
+""",
+    ),
+>>>>>>> 00499a7 (Test SegmentStore: room, races, faults, kills; mutants, a benchmark)
 ]

@@ -268,3 +268,30 @@ def test_a_job_that_begins_to_block_too_late_is_interrupted_at_once_and_not_late
         assert calls == ["after"]
     stop.set()
     assert calls == ["after"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_the_last_thing_is_done_when_no_job_runs_any_more(is_cancelled):
+    workers, held = Workers(2, "test", owner="store"), Held()
+    num_running: list[int] = []
+    over = anyio.Event()
+    loop = asyncio.get_running_loop()
+
+    def last() -> None:
+        num_running.append(held.running)
+        loop.call_soon_threadsafe(over.set)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(workers.run, held.job, [0])
+        await held.begun.wait()
+        with anyio.CancelScope() as scope:
+            if is_cancelled:
+                scope.cancel()
+                await workers.aclose(last)
+        if not is_cancelled:
+            tasks.start_soon(workers.aclose, last)
+        await held.stopped.wait()
+        held.go.set()
+    await over.wait()
+    assert num_running == [0]
+    await workers.aclose()
