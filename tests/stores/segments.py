@@ -143,7 +143,7 @@ class HeldRead:
             left -= min(left, len(view))
         self._read_all(descriptor, first, offset, self._num_bytes)
         self._arrived.set()
-        self._opened.wait()
+        self._opened.wait(30)
         return self._read_all(
             descriptor, rest, offset + self._num_bytes, wanted - self._num_bytes
         )

@@ -342,7 +342,7 @@ async def test_a_page_removed_after_it_was_read_is_a_hit_only_if_its_digests_say
     def read_slot(slots, slot, layers, buffers):
         answer = original(slots, slot, layers, buffers)
         arrived.set()
-        opened.wait()
+        opened.wait(30)
         return answer
 
     async def read(store: SegmentStore) -> None:
@@ -391,7 +391,7 @@ class HeldWrite:
         def write(slots, slot, buffers, head):
             if not self.arrived.is_set():
                 self.arrived.set()
-                self.opened.wait()
+                self.opened.wait(30)
             original(slots, slot, buffers, head)
 
         monkeypatch.setattr(Slots, "write", write)
@@ -646,7 +646,7 @@ async def test_closing_while_it_is_opened_leaves_nothing_open(tmp_path, monkeypa
 
     def set_up(directory: SegmentDirectory) -> None:
         arrived.set()
-        opened.wait()
+        opened.wait(30)
         original(directory)
 
     monkeypatch.setattr(SegmentDirectory, "_set_up", set_up)
@@ -691,7 +691,7 @@ async def test_opening_does_not_wait_for_who_sets_up_longer_than_anyone_waits_fo
 
     def set_up(directory: SegmentDirectory) -> None:
         arrived.set()
-        opened.wait()
+        opened.wait(30)
         original(directory)
 
     monkeypatch.setattr(SegmentDirectory, "_set_up", set_up)
@@ -726,7 +726,8 @@ async def test_closing_may_be_cancelled_and_tried_again(tmp_path, style):
     async def check(store: SegmentStore) -> None:
         await store.aclose()
         assert await anyio.to_thread.run_sync(os.listdir, tmp_path / "owners") == []
-        assert counts(tmp_path)["claim"] == 0
+        found = await anyio.to_thread.run_sync(counts, tmp_path)
+        assert found["claim"] == 0
 
     await cancel_nth(SegmentStore.aclose, fresh=Fresh, check=check, styles=[style])
 
