@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
 
-from asyncache.stores._page_files import drop_bytes
+from asyncache.stores._frame_io import drop_bytes
 
 # Room for the longest line, and for a few thousand short ones.
 _READ_AHEAD_BYTES = 16 * 2**10

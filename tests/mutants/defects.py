@@ -1455,7 +1455,6 @@ DEFECTS = [
         "starts[:count]",
         "starts[:0]",
     ),
-<<<<<<< HEAD
     # Streams of a GPU: what was given to one has not run yet.
     Defect(
         "a forward lets go of its pages when its block is left",
@@ -1700,7 +1699,6 @@ if self._layers.start and not self._frame.are_slices_of(
         'return PageHash(self._derive(b"name", key))',
         'return PageHash(hmac.digest(b"name", key.name.encode(), "sha256"))',
     ),
-=======
     # A store that processes share.
     Defect(
         "a page is told of before its bytes are in place",
@@ -1847,5 +1845,4 @@ if self._layers.start and not self._frame.are_slices_of(
                 self.executor.shutdown(cancel_futures=True)
 """,
     ),
->>>>>>> 00499a7 (Test SegmentStore: room, races, faults, kills; mutants, a benchmark)
 ]
