@@ -116,19 +116,23 @@ class SegmentDatabase:
         """Return all rows; of a change, run one inside :meth:`change`."""
 
         def attempt() -> Rows:
-            with closing(self._connection.execute(query, arguments)) as cursor:
-                return cursor.fetchall()
+            return self._connection.execute(query, arguments).fetchall()
 
         return wait(attempt, WAIT_S, self.stop)
 
+    @property
+    def version(self) -> int:
+        """A number that another connection's change changes."""
+        [(version,)] = self.all("PRAGMA data_version")
+        return int(version)
+
     def run(self, query: str, *arguments: object) -> int:
         """Run a part of a change; return how many rows it changed."""
-        with closing(self._connection.execute(query, arguments)) as cursor:
-            return cursor.rowcount
+        return self._connection.execute(query, arguments).rowcount
 
-    def run_many(self, query: str, arguments: Sequence[tuple[object, ...]]) -> None:
-        """Run a part of a change for each of some arguments."""
-        self._connection.executemany(query, arguments)
+    def run_many(self, query: str, arguments: Sequence[tuple[object, ...]]) -> int:
+        """Run a part of a change for each of some arguments; count rows likewise."""
+        return self._connection.executemany(query, arguments).rowcount
 
     @contextmanager
     def change(self, *, waits: bool = True) -> Iterator[None]:

@@ -154,26 +154,27 @@ class SegmentIndex:
             used: Other pages that were used.
             surplus: Claimed slots to give back.
         """
-        stored = set()
         with self._database.change():
             self._touch(used)
-            born = self._tick(len(pages))
-            for page_hash, slot in pages:
-                if self._end_claim(slot) is None:
-                    continue
-                stored.add(page_hash)
-                if not self._database.run(
-                    "INSERT OR IGNORE INTO page VALUES (?, ?, ?, ?, ?)",
-                    space,
-                    page_hash,
-                    slot,
-                    born,
-                    born,
-                ):
-                    self._free(space, slot)
-                born += 1
+            ours = self._end_claims([slot for _, slot in pages])
+            stored = {page_hash: slot for page_hash, slot in pages if slot in ours}
+            born = self._tick(len(stored))
+            num_added = self._database.run_many(
+                "INSERT OR IGNORE INTO page VALUES (?, ?, ?, ?, ?)",
+                [
+                    (space, page_hash, slot, born + at, born + at)
+                    for at, (page_hash, slot) in enumerate(stored.items())
+                ],
+            )
+            if num_added < len(stored):
+                self._free_where_others_were_first(space, stored)
             self._give_back(surplus)
-        return stored
+        return set(stored)
+
+    @property
+    def version(self) -> int:
+        """A number that the change of anyone but this thread changes."""
+        return self._database.version
 
     def touch(self, used: Uses) -> None:
         """Take note of pages that were used, unless another process is in the way.
@@ -343,19 +344,31 @@ class SegmentIndex:
         return {space for space, _ in rows}
 
     def _give_back(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            space = self._end_claim(slot)
-            if space is not None:
-                self._free(space, slot)
+        for slot, space in self._end_claims(slots).items():
+            self._free(space, slot)
 
-    def _end_claim(self, slot: int) -> int | None:
-        """Return the space that a slot was claimed for, if it was claimed by us."""
-        rows = self._database.all(
-            "DELETE FROM claim WHERE slot = ? AND owner = ? RETURNING space",
-            slot,
-            self._owner,
-        )
-        return rows[0][0] if rows else None
+    def _end_claims(self, slots: Sequence[int]) -> dict[int, int]:
+        """Return those that were claimed by us, with the space they were for."""
+        ended: dict[int, int] = {}
+        for first in range(0, len(slots), _MOST_VARIABLES):
+            some = slots[first : first + _MOST_VARIABLES]
+            marks = ",".join("?" * len(some))
+            rows = self._database.all(
+                f"DELETE FROM claim WHERE slot IN ({marks}) AND owner = ?"
+                " RETURNING slot, space",
+                *some,
+                self._owner,
+            )
+            ended.update(rows)
+        return ended
+
+    def _free_where_others_were_first(
+        self, space: int, stored: dict[PageHash, int]
+    ) -> None:
+        there = self.find(space, list(stored))
+        for page_hash, slot in stored.items():
+            if there[page_hash].slot != slot:
+                self._free(space, slot)
 
     def _free(self, space: int, slot: int) -> None:
         self._database.run("INSERT INTO free VALUES (?, ?)", space, slot)

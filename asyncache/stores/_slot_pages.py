@@ -61,6 +61,7 @@ class SlotPages:
         self._durable = durable
         self._name = space.name
         self._known: int | None = None
+        self._version = -1
 
     def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
         """Return the places of those that are stored."""
@@ -156,7 +157,7 @@ class SlotPages:
             for _, page_hash, status in outcomes
             if page_hash in found and not self._is_certain(status)
         ]
-        now = self.find(doubts) if doubts else {}
+        now = self._find_again(doubts, found) if doubts else {}
         moved = {h for h in doubts if now.get(h) != found[h]}
         useless: dict[PageHash, Place] = {}
         hits: list[PageHash] = []
@@ -170,6 +171,14 @@ class SlotPages:
             self._stock.note_used(self._space, hits)
         if useless:
             self._index.remove(self._space, list(useless.items()))
+
+    def _find_again(
+        self, doubts: Sequence[PageHash], found: dict[PageHash, Place]
+    ) -> dict[PageHash, Place]:
+        """Return where pages are now."""
+        # Asked before the first look, or earlier. What has not changed is as it was.
+        before, self._version = self._version, self._index.version
+        return found if self._version == before else self.find(doubts)
 
     def _is_certain(self, status: Status) -> bool:
         """Whether a status holds, whatever became of the slot since the first look."""

@@ -1788,26 +1788,15 @@ if self._layers.start and not self._frame.are_slices_of(
         "a slot is nobody's when another process was first with its page",
         "L3",
         "stores/_segment_index.py",
-        """\
-                    self._free(space, slot)
-                born += 1
-""",
-        """\
-                    pass
-                born += 1
-""",
+        "if num_added < len(stored):",
+        "if num_added < 0:",
     ),
     Defect(
         "a page is told of though its claim was taken",
         "L3",
         "stores/_segment_index.py",
-        """\
-                if self._end_claim(slot) is None:
-                    continue
-""",
-        """\
-                self._end_claim(slot)
-""",
+        "for page_hash, slot in pages if slot in ours}",
+        "for page_hash, slot in pages if ours is not None}",
     ),
     Defect(
         "claims idle when no put is under way",
