@@ -236,9 +236,10 @@ async def test_a_time_that_is_up_ends_jobs_as_a_cancellation_does_and_returns():
 
 async def test_a_time_that_is_not_up_changes_nothing():
     workers, stops = Workers(1, "test", owner="store"), []
-    await workers.run(lambda part, stop: stops.append(stop), [0], timeout_s=0.01)
-    await asyncio.sleep(0.02)
+    await workers.run(lambda part, stop: stops.append(stop), [0], timeout_s=3600)
     assert not stops[0].is_set()
+    timers = asyncio.get_running_loop()._scheduled
+    assert all(timer.cancelled() for timer in timers)
     await workers.aclose()
 
 
