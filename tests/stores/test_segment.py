@@ -63,7 +63,8 @@ def num_descriptors() -> int:
 
 
 def large_store(directory: Path, **options: bool | int) -> SegmentStore:
-    return SegmentStore(directory, 32 * MIB, segment_bytes=4 * MIB, **options)
+    # A segment a space: the kit has many spaces.
+    return SegmentStore(directory, 64 * MIB, segment_bytes=MIB, **options)
 
 
 # The contract.
