@@ -26,6 +26,8 @@ from asyncache.stores._stock import Stock
 from asyncache.threads import Stop, Workers
 
 _MOST_SEGMENT_BYTES = ALIGNMENT * SLOTS_PER_SEGMENT
+# Where the hop between threads stops to count against the bytes that a job moves.
+_JOB_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
@@ -35,10 +37,6 @@ class _Mine:
     index: SegmentIndex
     database: SegmentDatabase
     pages: dict[PageSpace, SlotPages] = field(default_factory=dict)
-
-
-# Where the hop between threads stops to count against the bytes that a job moves.
-_JOB_BYTES = 4 * 2**20
 
 
 class SegmentStore(Store):
