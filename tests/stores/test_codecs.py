@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
+import threading
 from collections import Counter
 from functools import partial
 
@@ -220,6 +221,33 @@ async def test_a_close_under_a_call_leaves_pages_unreached(codec, gate):
             store._is_closed = True  # as the first thing that aclose() does
             held.open()
     assert answers == [HIT if gate == "put_gate" else UNAVAILABLE]
+
+
+@both
+async def test_a_close_while_pages_are_coded_puts_none_of_them(codec):
+    [key] = new_keys(1)
+    inner = GateStore(MemoryStore(ROOM), is_open=True)
+    begun, go, answers = threading.Event(), threading.Event(), []
+    async with codec(inner) as store:
+        coder = store._codec.coder
+
+        def held():
+            begun.set()
+            go.wait(10)
+            return coder()
+
+        store._codec.coder = held
+
+        async def call():
+            answers.extend(await put(store, key))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await anyio.to_thread.run_sync(begun.wait)
+            store._is_closed = True  # as the first thing that aclose() does
+            go.set()
+    assert answers == [UNAVAILABLE]
+    assert inner.put_gate.num_arrived == 0
 
 
 @both
