@@ -64,6 +64,30 @@ async def test_a_normal_end_over_a_load_still_shares_what_was_committed():
         assert view.cache.statistics().counters.closed == 1
 
 
+async def test_a_commit_over_a_load_is_of_no_more_than_a_truncation_leaves():
+    """Fails if it is kept: tokens that came later are shared before their forward."""
+    tokens = [*TOKENS, *range(500, 500 + PAGE)]
+    later = [*TOKENS, *range(700, 700 + PAGE)]
+    store = await gate_store(TOKENS, is_open=True)
+    store.get_gate.close()
+    async with scene(store) as view:
+        with view.cache.request(TOKENS, reserve_tokens=PAGE) as request:
+            hit = await loading(view, store, request)
+            request.append(tokens[len(TOKENS) :])
+            request.extend(len(tokens))
+            compute(view.device, request, tokens, 4)
+            request.commit(len(tokens))
+            request.truncate(len(TOKENS))
+            request.append(later[len(TOKENS) :])
+            request.extend(len(later))
+            store.get_gate.open()
+            await hit.wait()
+            assert view.cache.match_nowait([*later, 0]) == 4 * PAGE
+            compute(view.device, request, later, 4)
+            request.commit(len(later))
+            assert view.cache.match_nowait([*later, 0]) == 5 * PAGE
+
+
 async def test_a_load_that_never_comes_does_not_keep_a_closed_request_for_ever():
     tokens = [*TOKENS, *range(500, 500 + PAGE)]
     store = await gate_store(TOKENS, is_open=True)
