@@ -7,6 +7,7 @@ SQLite itself never waits here: it could not be called off.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -50,6 +51,22 @@ class Patience:
 
     def __init__(self) -> None:
         self._is_stuck = False
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def turn(self, stop: Stop, *, waits: bool) -> Iterator[None]:
+        """Have no other thread of the store write until the block is left.
+
+        They wait for each other as long as anybody waits for them: whoever writes does
+        come to an end, though that of a checkpoint may be a second away.
+        """
+        while not self._turn.acquire(timeout=_LONGEST_PAUSE_S if waits else 0.0):
+            if stop.is_set() or not waits:
+                raise sqlite3.OperationalError("another thread of this store writes")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def begin(self, attempt: Callable[[], object], stop: Stop) -> None:
         """Begin to write; raise SQLite's error if others do not let us."""
@@ -141,18 +158,19 @@ class SegmentDatabase:
         def begin() -> None:
             self._connection.execute("BEGIN IMMEDIATE")
 
-        if waits:
-            self._patience.begin(begin, self.stop)
-        else:
-            begin()
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            # Some errors of a disk have ended it already.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+        with self._patience.turn(self.stop, waits=waits):
+            if waits:
+                self._patience.begin(begin, self.stop)
+            else:
+                begin()
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # Some errors of a disk have ended it already.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
 
     def create(self) -> None:
         """Make the tables, where there are none."""
