@@ -48,18 +48,29 @@ def check_order(order: PageOrder) -> None:
         raise TypeError(f"order must be a PageOrder, not {order!r}")
 
 
-def check_pages(pages: Sequence[int], num_pages: int) -> Ints:
-    """Check that page ids are ints within the pool; return them as an array."""
-    if not isinstance(pages, array) and (strange := set(map(type, pages)) - {int}):
+def check_page_ids(pages: Sequence[int], num_pages: int) -> None:
+    """Check that page ids are ints within the pool."""
+    if isinstance(pages, array):
+        if pages.typecode not in _INT_CODES:
+            kind = pages.typecode
+            raise TypeError(f"page ids must be ints, not an array of {kind!r}")
+    elif strange := set(map(type, pages)) - {int}:
         names = sorted(kind.__name__ for kind in strange)
         raise TypeError(f"page ids must be ints, not {names}")
-    if isinstance(pages, array) and pages.typecode not in _INT_CODES:
-        raise TypeError(f"page ids must be ints, not an array of {pages.typecode!r}")
+    if len(pages) and not 0 <= min(pages) <= max(pages) < num_pages:
+        bad = next(page for page in pages if not 0 <= page < num_pages)
+        raise ValueError(f"page ids must be in [0, {num_pages}), got {bad}")
+
+
+def check_pages(pages: Sequence[int], num_pages: int) -> Ints:
+    """Do as :func:`check_page_ids`, for what may be thousands; return them."""
+    if not isinstance(pages, array) or pages.typecode not in _INT_CODES:
+        check_page_ids(pages, num_pages)
+        return to_numpy(pages)
     ids = to_numpy(pages)
     # Unsigned, a negative id is larger than any pool.
     if len(ids) and ids.view(np.uint64).max() >= num_pages:
-        bad = next(page for page in pages if not 0 <= page < num_pages)
-        raise ValueError(f"page ids must be in [0, {num_pages}), got {bad}")
+        check_page_ids(pages, num_pages)
     return ids
 
 

@@ -14,7 +14,7 @@ from asyncache.devices._adopt import check_on_host, check_writable
 from asyncache.devices._arguments import (
     check_order,
     check_page_counts,
-    check_pages,
+    check_page_ids,
     layer_range,
 )
 from asyncache.devices._copy import Copy
@@ -124,7 +124,7 @@ class CpuDevice(PooledDevice):
         if not self.host_addressable:
             raise DeviceError(f"pool {pool!r} is not addressable by the host")
         held = self._pool(pool)
-        check_pages(pages, held.num_pages)
+        check_page_ids(pages, held.num_pages)
         if pool not in self._memory:
             self._memory[pool] = host_memory(held)
         return page_views(self._memory[pool], held, pages, layer_range(layers, held))

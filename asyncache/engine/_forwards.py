@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from asyncache.devices import Device
 from asyncache.engine._driver import Driver
+from asyncache.engine._late import Late
 from asyncache.engine._observe import Event, Overdue
-from asyncache.engine._queues import Queues, Timer
+from asyncache.engine._queues import Queues
 
 
 class Forwards:
@@ -37,9 +38,7 @@ class Forwards:
         self._device = device
         self._driver = driver
         self._queues = queues
-        self._tell = tell
-        self._overdue_s = overdue_s
-        self._alarms: dict[int, Timer] = {}
+        self._late = Late(overdue_s, queues.clock, queues.call_later, tell)
         self._is_closed = False
 
     def leave(self, number: int, stream: int | None) -> None:
@@ -52,25 +51,15 @@ class Forwards:
                 self._queues.soon(done)
                 return
             is_over = True
-            self._finish(number)
+            self._late.end(number)
+            self._driver.finish_bracket(number)
+            self._driver.settle()
 
         self._device.when_done(stream, done)
         if not is_over and not self._is_closed:
-            overdue = Overdue(None, 0, self._overdue_s)
-            self._alarms[number] = self._queues.call_later(
-                self._overdue_s, self._tell, overdue
-            )
+            self._late.begin(number, Overdue(None, 0))
 
     def close(self) -> None:
         """Tell of none any more."""
         self._is_closed = True
-        for alarm in self._alarms.values():
-            alarm.cancel()
-        self._alarms.clear()
-
-    def _finish(self, number: int) -> None:
-        alarm = self._alarms.pop(number, None)
-        if alarm is not None:
-            alarm.cancel()
-        self._driver.finish_bracket(number)
-        self._driver.settle()
+        self._late.close()

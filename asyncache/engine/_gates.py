@@ -104,19 +104,19 @@ class Board:
             if fence is not None:
                 self._begun(load, layer, fence)
             else:
-                self._landed(load, layer)
+                load.num_landed = layer + 1
+                if load.word is not None:
+                    self._raise_word(load, layer)
             # Once a layer and load, and as a rule nobody waits.
             if self._waiters or self.num_blocked:
                 self._notify()
 
         return landed
 
-    def _landed(self, load: Progress, layer: int) -> None:
-        load.num_landed = layer + 1
-        if load.word is not None:
-            with self.queues.changed:
-                if load.word is not None:
-                    load.word.set(layer + 1)
+    def _raise_word(self, load: Progress, layer: int) -> None:
+        with self.queues.changed:
+            if load.word is not None:
+                load.word.set(layer + 1)
 
     def _begun(self, load: Progress, layer: int, fence: Fence) -> None:
         # A stream that comes now finds either the fence or the word that it will raise.

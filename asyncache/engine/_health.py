@@ -15,8 +15,7 @@ as if nobody knew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from asyncache.engine._limits import Limits
 from asyncache.engine._observe import (
@@ -30,6 +29,19 @@ from asyncache.engine._observe import (
 _MOST_DOUBLINGS = 30
 # Of a delay, so that those who failed together do not come back together.
 _JITTER = 0.25
+
+
+class Trial:
+    """Whether somebody tries a store that was down."""
+
+    is_on = False
+
+    def end(self) -> None:
+        """Let the next one try, if need be."""
+        self.is_on = False
+
+
+_NO_TRIAL = Trial()
 
 
 class Health:
@@ -57,7 +69,7 @@ class Health:
         self._down_until = 0.0
         self._full_until = 0.0
         self._is_down = False
-        self._is_on_trial = False
+        self._trial = Trial()
 
     @property
     def state(self) -> StoreHealth:
@@ -70,19 +82,14 @@ class Health:
             retry_s=max(0.0, self._down_until - now),
         )
 
-    @contextmanager
-    def asking(self) -> Iterator[bool]:
-        """Tell whether the store may be asked, for as long as the block lasts."""
+    def begin_asking(self) -> Trial | None:
+        """Return what to end once the store was asked; None if it may not be."""
         if not self._is_down:
-            yield True
-        elif self._is_on_trial or self._clock() < self._down_until:
-            yield False
-        else:
-            self._is_on_trial = True
-            try:
-                yield True
-            finally:
-                self._is_on_trial = False
+            return _NO_TRIAL
+        if self._trial.is_on or self._clock() < self._down_until:
+            return None
+        self._trial.is_on = True
+        return self._trial
 
     def offload_delay_s(self, attempts: int) -> float:
         """Return the seconds to wait before an offload, after so many failures."""

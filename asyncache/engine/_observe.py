@@ -55,7 +55,7 @@ class StoreDown:
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Something has run for ``after_s`` seconds and still does; its pages are its own.
+    """Something has run for ``Limits.overdue_s`` and still does; its pages are its own.
 
     A copy that never ends cannot be stopped: only the end of the process gives its
     pages back.
@@ -63,12 +63,10 @@ class Overdue:
     Args:
         kind: What kind of transfer it is; None for a forward.
         num_pages: Positions that a transfer moves; 0 for a forward.
-        after_s: ``Limits.overdue_s``.
     """
 
     kind: TransferKind | None
     num_pages: int
-    after_s: float
 
 
 Event = (

@@ -39,6 +39,7 @@ from asyncache.core import (
 from asyncache.engine._driver import Started
 from asyncache.engine._gates import Board
 from asyncache.engine._health import Health
+from asyncache.engine._late import Late
 from asyncache.engine._observe import (
     Event,
     Overdue,
@@ -75,14 +76,12 @@ class Transfers:
         self._board = board
         self._health = health
         self._tell = tell
-        self._overdue_s = overdue_s
+        self._late = Late(overdue_s, _now, _call_later, self._overdue)
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._vouched: set[int] = set()
         """Transfers that voted their claim, and have yet to be over."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         """Of offers that wait until the store may be tried."""
-        self._alarms: dict[int, asyncio.TimerHandle] = {}
-        """Of transfers that run, for when they are overdue."""
         self._group: asyncio.TaskGroup | None = None
         self._opening: anyio.CancelScope | None = None
         self._stop: anyio.Event | None = None
@@ -127,6 +126,7 @@ class Transfers:
                     # Also if this task was killed: nothing begins any more.
                     self.stop_all()
         finally:
+            self._late.close()
             self._group = None
 
     def stop_all(self) -> None:
@@ -181,9 +181,7 @@ class Transfers:
             self._over(plan.seq)
         else:
             self._scopes[plan.seq] = anyio.CancelScope()
-            self._alarms[plan.seq] = asyncio.get_running_loop().call_later(
-                self._overdue_s, self._overdue, kind, plan
-            )
+            self._late.begin(plan.seq, Overdue(kind, plan.end - plan.start))
             task = self._group.create_task(
                 self._run(kind, work, plan),
                 name=f"asyncache {kind.name.lower()} {plan.seq}",
@@ -217,8 +215,7 @@ class Transfers:
     def _over(self, seq: int) -> None:
         """Vote: it touches nothing any more, and vouches for what it said at most."""
         self._scopes.pop(seq, None)
-        if (alarm := self._alarms.pop(seq, None)) is not None:
-            alarm.cancel()
+        self._late.end(seq)
         self._board.end(seq)
         if seq not in self._vouched:
             self._votes.sink(seq, 0)
@@ -228,12 +225,16 @@ class Transfers:
     # Plans carried out. One that raises, or is cancelled, vouches for nothing.
 
     async def _lookup(self, plan: LookupPlan) -> None:
-        with self._health.asking() as may_ask:
-            if may_ask:
-                boundaries = restorable(plan, await self._linker.lookup(plan))
-                self._health.succeeded(TransferKind.LOOKUP)
-                self._votes.answer(plan.seq, boundaries)
-                self._vouched.add(plan.seq)
+        trial = self._health.begin_asking()
+        if trial is None:
+            return
+        try:
+            boundaries = restorable(plan, await self._linker.lookup(plan))
+            self._health.succeeded(TransferKind.LOOKUP)
+        finally:
+            trial.end()
+        self._votes.answer(plan.seq, boundaries)
+        self._vouched.add(plan.seq)
 
     async def _load(self, plan: LoadPlan) -> None:
         num_good = await self._linker.load(plan, self._board.landing(plan.seq))
@@ -263,9 +264,10 @@ class Transfers:
         self._tell(TransferFailed(kind, plan.end - plan.start, error))
         self._health.failed(kind)
 
-    def _overdue(self, kind: TransferKind, plan: Plan) -> None:
-        self._tell(Overdue(kind, plan.end - plan.start, self._overdue_s))
-        self._health.failed(kind)
+    def _overdue(self, overdue: Overdue) -> None:
+        self._tell(overdue)
+        assert overdue.kind is not None
+        self._health.failed(overdue.kind)
 
     def _offer(self, plan: OfferOffload) -> None:
         """Agree to an offload as soon as the store may be tried."""
@@ -282,6 +284,14 @@ class Transfers:
         del self._timers[plan.seq]
         # The failures are waited out; what is left is a store that is still down.
         self._offer(OfferOffload(plan.seq, plan.num_pages, attempts=0))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _call_later(after_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(after_s, call)
 
 
 async def live(

@@ -189,7 +189,7 @@ async def test_a_forward_that_is_left_after_the_close_is_told_of_no_more(softcud
                     spoils(view, stream, request.page_table["kv"])
                     await view.cache.aclose()
             await to_thread(gate.wait_held)
-            assert not view.cache._runtime.forwards._alarms
+            assert not view.cache._runtime.forwards._late._running
             gate.open()
             await until(lambda: not view.pool.quarantine)
         assert not view.log.of(Overdue)

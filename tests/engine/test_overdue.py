@@ -10,6 +10,7 @@ import pytest
 from asyncache.core import OrderError
 from asyncache.devices import CpuDevice
 from asyncache.engine import BlockingCache, KVCache, Overdue, TransferKind
+from asyncache.engine._late import Late
 from tests.engine.scene import (
     LAYOUT,
     LIMITS,
@@ -56,6 +57,49 @@ class Waiting(Log):
             self.told.set()
 
 
+class Clock:
+    """Time that a test lets pass, and the one timer there may be."""
+
+    def __init__(self):
+        self.now, self.due, self.call = 0.0, None, None
+
+    def call_later(self, after_s, call):
+        assert self.call is None, "a second timer"
+        self.due, self.call = self.now + after_s, call
+        return self
+
+    def cancel(self):
+        self.call = None
+
+    def pass_to(self, now):
+        while self.call is not None and self.due <= now:
+            self.now, call, self.call = self.due, self.call, None
+            call()
+        self.now = now
+
+
+def test_one_timer_tells_of_each_that_is_late_once():
+    clock, told = Clock(), []
+    late = Late(
+        10.0,
+        lambda: clock.now,
+        clock.call_later,
+        lambda thing: told.append((clock.now, thing)),
+    )
+    for number in range(4):
+        clock.pass_to(float(number))
+        late.begin(number, f"thing {number}")
+    late.end(0)
+    late.end(2)
+    clock.pass_to(50.0)
+    assert told == [(11.0, "thing 1"), (13.0, "thing 3")]
+    assert clock.call is None
+    late.begin(9, "thing 9")
+    late.close()
+    clock.pass_to(100.0)
+    assert len(told) == 2
+
+
 @pytest.mark.parametrize("kind", [TransferKind.LOAD, TransferKind.OFFLOAD])
 async def test_a_transfer_that_does_not_end_is_told_of_once(kind):
     store, log = await gate_store(TOKENS, is_open=True), Waiting()
@@ -69,7 +113,7 @@ async def test_a_transfer_that_does_not_end_is_told_of_once(kind):
     ):
         group.start_soon(view.serve, tokens)
         await log.told.wait()
-        assert log.of(Overdue) == [Overdue(kind, 3, 0.01)]
+        assert log.of(Overdue) == [Overdue(kind, 3)]
         assert view.cache.statistics().counters.overdue == 1
         held = view.pool.transit if is_load else view.pool.tree
         assert held == 3
@@ -121,7 +165,7 @@ async def test_a_forward_whose_stream_stalls_is_told_of():
             with view.cache.forward([request]):
                 pass
         await log.told.wait()
-        assert log.of(Overdue) == [Overdue(None, 0, 0.01)]
+        assert log.of(Overdue) == [Overdue(None, 0)]
         assert view.pool.quarantine == 4
         device.finish()
         assert view.pool.quarantine == 0

@@ -854,8 +854,8 @@ DEFECTS = [
         "a store that is down is asked all the same",
         "L6",
         "engine/_transfers.py",
-        "            if may_ask:",
-        "            if self._group is not None:",
+        "        if trial is None:\n            return\n",
+        "        trial = trial or self._health._trial\n",
     ),
     Defect(
         "a transfer that was cancelled before its first step never votes",
