@@ -85,6 +85,12 @@ class Copy(ABC):
         Raises:
             DeviceError: If it failed; which bytes were written is undefined.
         """
+        await self.settle()
+        if self.error is not None:
+            raise self.error
+
+    async def settle(self) -> None:
+        """Wait as :meth:`wait` does, whatever came of it."""
         try:
             await outlast(self._over)
         finally:
@@ -92,8 +98,6 @@ class Copy(ABC):
                 # The coroutine was thrown away, by close() or by a dead loop: nothing
                 # can be awaited any more, and only blocking keeps the rule.
                 self.block()
-        if self.error is not None:
-            raise self.error
 
     @abstractmethod
     def block(self) -> None:

@@ -186,7 +186,7 @@ class Lane(Waiter):
     def mark(self, stream: int, call: Told) -> Mark:
         """Have a call made once a stream has run all that it was given by now.
 
-        The context is current. If the GPU is lost by now, the call is made at once.
+        The context is current. If the GPU is lost by now, the call is made soon.
         """
         event = None
         try:

@@ -87,10 +87,9 @@ class Flight:
             return
         for copy in running:
             try:
-                await copy.wait()
+                # If one is left, its load has failed already, of something else.
+                await copy.settle()
             except asyncio.CancelledError as another:
                 cancelled = another
-            except Exception:  # noqa: BLE001 - its load has failed already
-                continue
         if cancelled is not None:
             raise cancelled

@@ -39,9 +39,13 @@ class Staging:
     async def open(self) -> None:
         """Make the buffers, all at once: pinning memory is too slow for later.
 
+        Opening twice is harmless.
+
         Raises:
             DeviceError: If there is not enough memory.
         """
+        if self._memory is not None:
+            return
         stride = -(-self._num_bytes // _ALIGNMENT) * _ALIGNMENT
         memory = await self._device.allocate_staging(self._num_buffers * stride)
         starts = range(0, self._num_buffers * stride, stride)

@@ -296,6 +296,21 @@ async def test_a_hung_put_leaves_a_buffer_to_reads_and_buffers_are_bounded():
     assert len(linker._staging._free) == 2
 
 
+async def test_a_linker_that_is_opened_twice_has_its_buffers_once():
+    class Counting(CpuDevice):
+        num_allocated = 0
+
+        async def allocate_staging(self, num_bytes):
+            self.num_allocated += 1
+            return await super().allocate_staging(num_bytes)
+
+    device = Counting(LAYOUT, 16, host_addressable=False)
+    linker = await linked(await stored(), device, num_staging=1)
+    await linker.open()
+    assert device.num_allocated == 1
+    assert await linker.load(load_plan([8]), lambda layer: None) == 1
+
+
 async def test_one_buffer_serves_all_in_turn():
     store = await stored()
     linker = await linked(store, make_device("staged"), num_staging=1)
