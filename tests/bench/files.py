@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Self
 
-from asyncache.core import PageHash, PageKey
-from asyncache.devices import CpuDevice
-from asyncache.stores import FileStore, PageBuffers, Status
-from tests.bench import inputs
+from asyncache.stores import FileStore, PageBuffers
 from tests.bench.measure import Row, Stopwatch, interleave_async
-
-KIB, MIB = 2**10, 2**20
-BATCH_BYTES = 32 * MIB  # what a StoreLinker moves at once
-NUM_THREADS = 4
-NUM_LAYERS = {64 * KIB: 4, 256 * KIB: 8, 2 * MIB: 32}
+from tests.bench.pages import BATCH_BYTES, KIB, MIB, NUM_THREADS, Pages
 
 
 def run(num_rounds: int) -> Iterator[Row]:
@@ -38,54 +30,34 @@ def run(num_rounds: int) -> Iterator[Row]:
         yield from asyncio.run(bench.small(num_rounds))
 
 
-class _Bench:
+class _Bench(Pages):
     """Pages of one size in files and in a device."""
-
-    def __init__(self, page_bytes: int, num_pages: int) -> None:
-        layout = inputs.layout(page_bytes, NUM_LAYERS[page_bytes])
-        self.page_bytes, self.num_pages = page_bytes, num_pages
-        self.name = f"{page_bytes // KIB} KiB pages"
-        device = CpuDevice(layout, num_pages=num_pages)
-        device.tensor("kv").fill_(1.0)
-        self.views = device.page_views("kv", range(num_pages))
-        space = layout.space(layout.pools[0])
-        self.keys = [PageKey(PageHash(os.urandom(32)), space) for _ in range(num_pages)]
-        self._folder = tempfile.TemporaryDirectory(prefix="asyncache-bench-")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
 
     def store(self, name: str, *, checksums: bool) -> FileStore:
         return FileStore(
-            f"{self._folder.name}/{name}", num_threads=NUM_THREADS, checksums=checksums
+            f"{self.folder}/{name}", num_threads=NUM_THREADS, checksums=checksums
         )
-
-    def mib_per_s(self, seconds: float) -> float:
-        return self.num_pages * self.page_bytes / MIB / seconds
 
     async def throughput(self, num_rounds: int) -> list[Row]:
         rows = []
         async with (
             self.store("plain", checksums=False) as plain,
             self.store("checked", checksums=True) as checked,
-            _PlainFiles(f"{self._folder.name}/plain", self) as files,
+            _PlainFiles(f"{self.folder}/plain", self) as files,
         ):
             await plain.put(self.keys, self.views)
             await checked.put(self.keys, self.views)
             files.find()
             reads = await interleave_async(
-                partial(self._read, plain),
+                partial(self.read, plain),
                 files.read,
-                partial(self._read, checked),
+                partial(self.read, checked),
                 num_rounds=num_rounds,
             )
             writes = await interleave_async(
-                partial(self._write, plain),
+                partial(self.write, plain),
                 files.write,
-                partial(self._write, checked),
+                partial(self.write, checked),
                 num_rounds=num_rounds,
             )
         for what, times, against, bound in (
@@ -117,14 +89,14 @@ class _Bench:
         async with (
             self.store("plain", checksums=False) as plain,
             self.store("checked", checksums=True) as checked,
-            _PlainFiles(f"{self._folder.name}/plain", self) as files,
+            _PlainFiles(f"{self.folder}/plain", self) as files,
         ):
             await plain.put(self.keys, self.views)
             await checked.put(self.keys, self.views)
             files.find()
             times = await interleave_async(
-                partial(self._read, plain),
-                partial(self._read, checked),
+                partial(self.read, plain),
+                partial(self.read, checked),
                 files.read,
                 num_rounds=5 * num_rounds,
             )
@@ -141,22 +113,6 @@ class _Bench:
             ),
             Row(name=name, ours=ours, baseline=baseline, against="plain preadv"),
         ]
-
-    async def _read(self, store: FileStore) -> float:
-        watch = Stopwatch()
-        with watch:
-            statuses = await store.get_into(self.keys, self.views)
-        assert statuses == [Status.HIT] * self.num_pages
-        return watch.seconds
-
-    async def _write(self, store: FileStore) -> float:
-        keys = [PageKey(PageHash(os.urandom(32)), key.space) for key in self.keys]
-        watch = Stopwatch()
-        with watch:
-            statuses = await store.put(keys, self.views)
-        assert statuses == [Status.HIT] * self.num_pages
-        await store.remove(keys)
-        return watch.seconds
 
 
 class _PlainFiles:

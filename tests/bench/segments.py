@@ -13,19 +13,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from asyncache.core import PageHash, PageKey
-from asyncache.devices import CpuDevice
-from asyncache.stores import FileStore, PageBuffers, SegmentStore, Status, Store
+from asyncache.stores import FileStore, PageBuffers, SegmentStore
 from asyncache.stores._frame import Frame
 from asyncache.stores._segment_files import slot_bytes
 from tests.bench import inputs
-from tests.bench.files import BATCH_BYTES, KIB, MIB, NUM_LAYERS, NUM_THREADS
 from tests.bench.measure import Row, Stopwatch, interleave_async
+from tests.bench.pages import BATCH_BYTES, KIB, MIB, NUM_THREADS, Pages
 
 SEGMENT_BYTES = 64 * MIB
 JOB_BYTES = 4 * MIB
@@ -45,28 +43,8 @@ def run(num_rounds: int) -> Iterator[Row]:
         yield from _shared(num_rounds)
 
 
-class _Bench:
+class _Bench(Pages):
     """Pages of one size in slots, in files and in a device."""
-
-    def __init__(self, page_bytes: int, num_pages: int) -> None:
-        layout = inputs.layout(page_bytes, NUM_LAYERS[page_bytes])
-        self.page_bytes, self.num_pages = page_bytes, num_pages
-        self.name = f"{page_bytes // KIB} KiB pages"
-        device = CpuDevice(layout, num_pages=num_pages)
-        device.tensor("kv").fill_(1.0)
-        self.views = device.page_views("kv", range(num_pages))
-        space = layout.space(layout.pools[0])
-        self.keys = [PageKey(PageHash(os.urandom(32)), space) for _ in range(num_pages)]
-        self._cleanup = ExitStack()
-        self.folder = self._cleanup.enter_context(
-            tempfile.TemporaryDirectory(prefix="asyncache-bench-")
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cleanup.close()
 
     def segments(self, name: str, *, checksums: bool) -> SegmentStore:
         return SegmentStore(
@@ -82,9 +60,6 @@ class _Bench:
             f"{self.folder}/files", num_threads=NUM_THREADS, checksums=False
         )
 
-    def mib_per_s(self, seconds: float) -> float:
-        return self.num_pages * self.page_bytes / MIB / seconds
-
     async def throughput(self, num_rounds: int) -> list[Row]:
         async with (
             self.segments("plain", checksums=False) as plain,
@@ -97,12 +72,12 @@ class _Bench:
                 await store.put(self.keys, self.views)
             reads = await interleave_async(
                 slots.read,
-                *(partial(self._read, store) for store in stores),
+                *(partial(self.read, store) for store in stores),
                 num_rounds=num_rounds,
             )
             writes = await interleave_async(
                 slots.write,
-                *(partial(self._write, store) for store in stores),
+                *(partial(self.write, store) for store in stores),
                 num_rounds=num_rounds,
             )
         return [
@@ -140,7 +115,7 @@ class _Bench:
             for store in stores:
                 await store.put(self.keys, self.views)
             times = await interleave_async(
-                *(partial(self._read, store) for store in stores),
+                *(partial(self.read, store) for store in stores),
                 num_rounds=5 * num_rounds,
             )
         ours, digested, in_files = (1e6 * t / self.num_pages for t in times)
@@ -150,22 +125,6 @@ class _Bench:
             Row(name=f"{name}, checksums", ours=digested),
             Row(name=name, ours=ours, baseline=in_files, against="FileStore"),
         ]
-
-    async def _read(self, store: Store) -> float:
-        watch = Stopwatch()
-        with watch:
-            statuses = await store.get_into(self.keys, self.views)
-        assert statuses == [Status.HIT] * self.num_pages
-        return watch.seconds
-
-    async def _write(self, store: Store) -> float:
-        keys = [PageKey(PageHash(os.urandom(32)), key.space) for key in self.keys]
-        watch = Stopwatch()
-        with watch:
-            statuses = await store.put(keys, self.views)
-        assert statuses == [Status.HIT] * self.num_pages
-        await store.remove(keys)
-        return watch.seconds
 
 
 class _PlainSlots:
@@ -265,7 +224,8 @@ asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
 
 def shared_pages(count: int) -> tuple[list[PageKey], list[PageBuffers]]:
     """Return keys that all processes know, and memory for them."""
-    space = inputs.layout(256 * KIB, 8).space(inputs.layout(256 * KIB, 8).pools[0])
+    layout = inputs.layout(256 * KIB, 8)
+    space = layout.space(layout.pools[0])
     hashes = [number.to_bytes(32, "little") for number in range(32 * count)]
     memory = memoryview(bytearray(space.page_bytes * len(hashes)))
     views = [

@@ -10,17 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from asyncache.core import PageHash, PageKey
-from asyncache.devices import CpuDevice
-from asyncache.stores import PageBuffers, RedisStore, Status
-from tests.bench import inputs
+from asyncache.stores import PageBuffers, RedisStore
 from tests.bench.measure import Row, Stopwatch, interleave_async
+from tests.bench.pages import BATCH_BYTES, KIB, MIB, Pages
 from tests.stores.redis_server import Server, binary, running
 
-KIB, MIB = 2**10, 2**20
-BATCH_BYTES = 32 * MIB  # what a StoreLinker moves at once
 NUM_CONNECTIONS = 4
-NUM_LAYERS = {256 * KIB: 8, 2 * MIB: 32}
 NUM_KEYS = 512
 
 
@@ -30,23 +25,17 @@ def run(num_rounds: int) -> Iterator[Row]:
         print("no server to measure RedisStore with", file=sys.stderr)
         return
     with running("--maxmemory", "512mb", "--maxmemory-policy", "allkeys-lru") as server:
-        for page_bytes in NUM_LAYERS:
-            yield from asyncio.run(_Bench(server, page_bytes).measure(num_rounds))
+        for page_bytes in (256 * KIB, 2 * MIB):
+            with _Bench(server, page_bytes) as bench:
+                yield from asyncio.run(bench.measure(num_rounds))
 
 
-class _Bench:
+class _Bench(Pages):
     """Pages of one size on a server and in a device."""
 
     def __init__(self, server: Server, page_bytes: int) -> None:
+        super().__init__(page_bytes, BATCH_BYTES // page_bytes)
         self._server = server
-        self._page_bytes = page_bytes
-        self._num_pages = BATCH_BYTES // page_bytes
-        layout = inputs.layout(page_bytes, NUM_LAYERS[page_bytes])
-        device = CpuDevice(layout, num_pages=self._num_pages)
-        device.tensor("kv").fill_(1.0)
-        self._views = device.page_views("kv", range(self._num_pages))
-        self._space = layout.space(layout.pools[0])
-        self._keys = self._new_keys(self._num_pages)
         self._pool = ThreadPoolExecutor(NUM_CONNECTIONS)
         self._bare: list[_Bare] = []
 
@@ -54,19 +43,19 @@ class _Bench:
         async with RedisStore(
             self._server.url, num_connections=NUM_CONNECTIONS, timeout_s=120
         ) as store:
-            await store.put(self._keys, self._views)
-            names = [store._name(key) for key in self._keys]
-            head_bytes = store._shelf(self._space).frame.head_bytes
+            await store.put(self.keys, self.views)
+            names = [store._name(key) for key in self.keys]
+            head_bytes = store._shelf(self.keys[0].space).frame.head_bytes
             self._bare = [
                 _Bare(self._server.port, head_bytes) for _ in range(NUM_CONNECTIONS)
             ]
             loads = await interleave_async(
-                partial(self._load, store),
+                partial(self.read, store),
                 partial(self._all, _Bare.get, names, NUM_CONNECTIONS),
                 num_rounds=num_rounds,
             )
             stores = await interleave_async(
-                partial(self._store, store),
+                partial(self.write, store),
                 partial(self._all, _Bare.set, names, NUM_CONNECTIONS // 2),
                 num_rounds=num_rounds,
             )
@@ -76,10 +65,9 @@ class _Bench:
         for bare in self._bare:
             bare.close()
         self._pool.shutdown()
-        name = f"{self._page_bytes // KIB} KiB pages"
         return [
-            self._row(f"load {name} from a server", loads, 0.6),
-            self._row(f"store {name} on a server", stores, None),
+            self._row(f"load {self.name} from a server", loads, 0.6),
+            self._row(f"store {self.name} on a server", stores, None),
             Row(name=f"ask a server for {NUM_KEYS} pages", ours=1e6 * asked[0]),
         ]
 
@@ -95,25 +83,8 @@ class _Bench:
             at_least=True,
         )
 
-    def _new_keys(self, count: int) -> list[PageKey]:
-        return [PageKey(PageHash(os.urandom(32)), self._space) for _ in range(count)]
-
-    async def _load(self, store: RedisStore) -> float:
-        with (watch := Stopwatch()):
-            statuses = await store.get_into(self._keys, self._views)
-        assert statuses == [Status.HIT] * self._num_pages
-        return watch.seconds
-
-    async def _store(self, store: RedisStore) -> float:
-        keys = self._new_keys(self._num_pages)
-        with (watch := Stopwatch()):
-            statuses = await store.put(keys, self._views)
-        assert statuses == [Status.HIT] * self._num_pages
-        await store.remove(keys)
-        return watch.seconds
-
     async def _ask(self, store: RedisStore) -> float:
-        keys = self._new_keys(NUM_KEYS)
+        keys = self.new_keys(NUM_KEYS)
         with (watch := Stopwatch()):
             await store.contains(keys)
         return watch.seconds
@@ -134,7 +105,7 @@ class _Bench:
                     move,
                     self._bare[number],
                     names[number * share : (number + 1) * share],
-                    self._views[number * share : (number + 1) * share],
+                    self.views[number * share : (number + 1) * share],
                 )
                 for number in range(num_threads)
             ]

@@ -11,15 +11,11 @@ import pytest
 import uvloop
 
 from tests.cuda.scene import Gpu, device_threads
-from tests.softcuda import NoCompilerError, SoftCuda, load
+from tests.softcuda import SoftCuda, load, why_not
 
 # Before the first call of the driver: what the bindings find first, they keep.
-try:
-    SOFTCUDA = load()
-except NoCompilerError as error:
-    SOFTCUDA, WHY_NOT = None, str(error)
-else:
-    WHY_NOT = None
+WHY_NOT = why_not()
+SOFTCUDA = None if WHY_NOT else load()
 GRACE_S = 5.0
 
 

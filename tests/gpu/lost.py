@@ -68,7 +68,6 @@ async def _beside_a_child(run: Run) -> list[Line]:
         while not talk.done() and run.share(1):
             await _round_trip(device, num_copies)
             num_copies += 1
-            await asyncio.sleep(0.01)
         await _round_trip(device, num_copies)
         is_well = device.failure is None
     finally:

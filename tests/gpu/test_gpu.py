@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.softcuda import load
+from tests.softcuda import load, why_not
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ["checks", "wake", "bandwidth", "overlap", "streams", "lost", "costs"]
 
-pytestmark = pytest.mark.skipif(
-    load() is None, reason="there is a driver: make gpu is what to run"
-)
+WHY_NOT = why_not()
+if WHY_NOT is None and load() is None:
+    WHY_NOT = "there is a driver: make gpu is what to run"
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
 def gpu(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

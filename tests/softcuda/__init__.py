@@ -16,6 +16,7 @@ __all__ = [
     "SoftCuda",
     "driver_line",
     "load",
+    "why_not",
 ]
 
 
@@ -32,6 +33,15 @@ def load() -> SoftCuda | None:
         ctypes.CDLL(LIBRARY)
     except OSError:
         return SoftCuda(ctypes.CDLL(str(build()), ctypes.RTLD_GLOBAL))
+    return None
+
+
+def why_not() -> str | None:
+    """Return why CUDA tests have nothing to run on; None if they have."""
+    try:
+        load()
+    except NoCompilerError as error:
+        return str(error)
     return None
 
 

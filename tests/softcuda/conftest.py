@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.softcuda import load
+from tests.softcuda import load, why_not
 from tests.softcuda.calls import make_current
 
 
 @pytest.fixture
 def softcuda():
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
     softcuda = load()
     if softcuda is None:
         pytest.skip("a real driver is loaded")

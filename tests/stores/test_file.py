@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +37,7 @@ from asyncache.testing._samples import (
 )
 from asyncache.testing._store_identity import ODD_NAMESPACES, new_layout, page_keys
 from tests.stores.behind import PageFiles
+from tests.stores.mounts import mounted, remount_read_only
 
 LAYOUT = new_layout()
 MANY_LAYERS = PageSpace("kv", "all", "uint8", (1500, 1, 1, 1, 8))
@@ -69,24 +68,6 @@ def pages_in(directory: Path) -> list[Path]:
 
 def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def remount_read_only(path: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
-
-
-@contextmanager
-def mounted(path: Path, options: str) -> Iterator[None]:
-    """Mount a tmpfs; skip the test, saying why, where that is not allowed."""
-    path.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from random import Random
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio import wait_all_tasks_blocked
 
 from asyncache.core import PageKey
 from asyncache.stores import PageBuffers, RedisStore, Status
@@ -30,7 +30,7 @@ from tests.stores.test_redis import get, put
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
 PATTERN = b"\x5a"
-# What a call may take beyond its time, where the machine is busy.
+# By when what should end has ended, on the busiest machine.
 GRACE_S = 20.0
 
 
@@ -186,11 +186,11 @@ async def test_an_answer_that_comes_byte_by_byte_ends_with_the_time(proxy):
         await get(store, *keys)
         proxy.drips = True
         targets = [new_target(key) for key in keys]
-        start = time.monotonic()
-        assert await store.get_into(keys, targets) == [UNAVAILABLE] * 2
-        assert time.monotonic() - start < 0.3 + GRACE_S
+        with anyio.fail_after(GRACE_S):
+            assert await store.get_into(keys, targets) == [UNAVAILABLE] * 2
         fill(targets, PATTERN)
-        await asyncio.sleep(0.05)
+        proxy.calm()
+        await returns(store, *new_keys(1))
         expect_untouched(targets)
 
 
@@ -202,15 +202,14 @@ async def test_a_server_that_is_paused_is_unavailable_in_time_and_close_is_quick
         await put(store, *keys)
     async with RedisStore(server.url, timeout_s=0.2) as store:
         with server.paused():
-            start = time.monotonic()
             targets = [new_target(key) for key in keys]
-            assert await store.get_into(keys, targets) == [UNAVAILABLE] * 64
-            assert await store.contains(keys) == [False] * 64
-            assert await put(store, *new_keys(64)) == [UNAVAILABLE] * 64
-            async with anyio.create_task_group() as tasks:
-                for _ in range(200):
-                    tasks.start_soon(store.contains, keys)
-            assert time.monotonic() - start < 0.8 + GRACE_S
+            with anyio.fail_after(GRACE_S):
+                assert await store.get_into(keys, targets) == [UNAVAILABLE] * 64
+                assert await store.contains(keys) == [False] * 64
+                assert await put(store, *new_keys(64)) == [UNAVAILABLE] * 64
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(200):
+                        tasks.start_soon(store.contains, keys)
             fill(targets, PATTERN)
         await returns(store, *new_keys(2))
         expect_untouched(targets)
@@ -219,10 +218,9 @@ async def test_a_server_that_is_paused_is_unavailable_in_time_and_close_is_quick
             closing = RedisStore(server.url, timeout_s=60)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(closing.open)
-                await asyncio.sleep(0.05)
-                start = time.monotonic()
-                await closing.aclose()
-                assert time.monotonic() - start < GRACE_S
+                await wait_all_tasks_blocked()
+                with anyio.fail_after(GRACE_S):
+                    await closing.aclose()
 
 
 async def test_closing_under_a_paused_read_ends_it(server):
@@ -238,10 +236,9 @@ async def test_closing_under_a_paused_read_ends_it(server):
     with server.paused():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read)
-            await asyncio.sleep(0.05)
-            start = time.monotonic()
-            await store.aclose()
-        assert time.monotonic() - start < GRACE_S
+            await wait_all_tasks_blocked()
+            with anyio.fail_after(GRACE_S):
+                await store.aclose()
     assert answers == [UNAVAILABLE] * 8
 
 
@@ -362,16 +359,14 @@ async def test_an_address_that_never_answers_ends_with_the_time():
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", port))
             waiting.append(one)
-        start = time.monotonic()
-        async with RedisStore(f"redis://127.0.0.1:{port}", timeout_s=0.3) as store:
-            assert await get(store, *new_keys(2)) == [UNAVAILABLE] * 2
-        assert time.monotonic() - start < 0.6 + GRACE_S
-        closing = RedisStore(f"redis://127.0.0.1:{port}", timeout_s=60)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(closing.open)
-            await asyncio.sleep(0.05)
-            await closing.aclose()
-        assert time.monotonic() - start < 2 * GRACE_S
+        with anyio.fail_after(GRACE_S):
+            async with RedisStore(f"redis://127.0.0.1:{port}", timeout_s=0.3) as store:
+                assert await get(store, *new_keys(2)) == [UNAVAILABLE] * 2
+            closing = RedisStore(f"redis://127.0.0.1:{port}", timeout_s=60)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(closing.open)
+                await wait_all_tasks_blocked()
+                await closing.aclose()
         for one in waiting:
             one.close()
 

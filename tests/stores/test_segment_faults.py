@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from asyncache.testing._samples import (
     new_keys,
     new_target,
 )
+from tests.stores.mounts import mounted, remount_read_only
 from tests.stores.segments import (
     SLOT,
     counts,
@@ -45,24 +44,6 @@ def spoil(directory: Path, key: PageKey, at: int, change: int = 1) -> None:
     data = bytearray(path.read_bytes())
     data[slot_of(directory, key) + at] ^= change
     path.write_bytes(data)
-
-
-@contextmanager
-def mounted(path: Path, options: str) -> Iterator[None]:
-    """Mount a tmpfs; skip the test, saying why, where that is not allowed."""
-    path.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
-def remount_read_only(path: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
 
 
 async def refusal(store: SegmentStore) -> str:
