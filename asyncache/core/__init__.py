@@ -43,10 +43,12 @@ from asyncache.core._errors import (
 )
 from asyncache.core._hashes import (
     HASH_BYTES,
+    TAG_BYTES,
     Namespace,
     PageHash,
     PageKey,
     hash_pages,
+    namespace_tag,
     root_hash,
 )
 from asyncache.core._holdings import Holder, Holding, Resident
@@ -95,6 +97,7 @@ __all__ = [
     "PARENT_MISSING",
     "PROTOCOL",
     "STAGES",
+    "TAG_BYTES",
     "TOKEN_BYTES",
     "VERSION",
     "AbortedError",
@@ -160,6 +163,7 @@ __all__ = [
     "lfu",
     "lru",
     "mru",
+    "namespace_tag",
     "pack_tokens",
     "priority",
     "restorable",

@@ -12,7 +12,7 @@ import aiofiles.os
 
 from asyncache.core import StoreError
 
-FORMAT = 1
+FORMAT = 2
 CONTROL_NAME = "asyncache.json"
 TEMPORARY_NAME = "tmp"
 # Longer than any page takes to write, on any disk that is worth a cache.

@@ -33,7 +33,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class PageFiles:
-    """The pages of one space: ``directory/hh/hash.kv``, ``hh`` the hash's first byte.
+    """The pages of one space: ``directory/hh/hash.kv``, ``hh`` the hash's last byte.
 
     Args:
         directory: Where this space's pages live.
@@ -64,7 +64,7 @@ class PageFiles:
     def path(self, page_hash: PageHash) -> str:
         """Return where a page is, if it is there."""
         name = page_hash.hex()
-        return f"{self._directory}/{name[:2]}/{name}.kv"
+        return f"{self._directory}/{name[-2:]}/{name}.kv"
 
     def holds(self, page_hash: PageHash) -> bool:
         """Return whether a regular file of the right length is there."""
