@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncache.core._hashes import PageHash
+from asyncache.core._hashes import PageHash, tag_of
 
 if TYPE_CHECKING:
     from asyncache.core._agenda import Request
@@ -81,6 +81,11 @@ class OffloadPlan:
     pieces: tuple[Moved, ...]
     parent: PageHash | None
 
+    @property
+    def tag(self) -> bytes:
+        """The tag of the pages' namespace: no plan has pages of two."""
+        return tag_of(self.pieces[0].hashes[0])
+
 
 @dataclass(frozen=True, slots=True)
 class AskStore:
@@ -105,11 +110,15 @@ class StartOffload:
 
 @dataclass(frozen=True, slots=True)
 class OfferOffload:
-    """Be quiet once this rank has room and reason to offload so many pages."""
+    """Be quiet once this rank has room and reason to offload so many pages.
+
+    ``tag`` is that of their namespace: a store may be full for one and not for others.
+    """
 
     seq: int
     num_pages: int
     attempts: int
+    tag: bytes
 
 
 @dataclass(frozen=True, slots=True)

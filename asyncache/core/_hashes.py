@@ -38,7 +38,12 @@ class PageKey(NamedTuple):
     @property
     def tag(self) -> bytes:
         """The :func:`namespace_tag` of the page's namespace."""
-        return self.hash[:TAG_BYTES]
+        return tag_of(self.hash)
+
+
+def tag_of(page_hash: PageHash) -> bytes:
+    """Return the :func:`namespace_tag` of a page's namespace."""
+    return page_hash[:TAG_BYTES]
 
 
 def namespace_tag(namespace: Namespace) -> bytes:
