@@ -65,6 +65,8 @@ class LoadPlan:
     """Position that the claim counts from."""
     end: int
     pieces: tuple[Moved, ...]
+    is_prefetch: bool = False
+    """Whether nobody waits for it; :class:`Hurry` follows if somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,13 @@ class StartLoad:
     """Bring pages; sink the claim at the first bad one; be quiet when all is still."""
 
     plan: LoadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """A load that began as a prefetch is waited for now."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +223,7 @@ class PagesDropped:
 Effect = (
     AskStore
     | StartLoad
+    | Hurry
     | StartOffload
     | OfferOffload
     | Stop

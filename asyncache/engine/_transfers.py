@@ -28,6 +28,7 @@ from asyncache.core import (
     GOOD,
     PARENT_MISSING,
     AskStore,
+    Hurry,
     LoadPlan,
     LookupPlan,
     OfferOffload,
@@ -153,6 +154,8 @@ class Transfers:
                 self._own(TransferKind.LOOKUP, self._lookup, lookup)
             case StartLoad(load):
                 self._own(TransferKind.LOAD, self._load, load)
+            case Hurry(seq):
+                self._linker.hurry(seq)
             case StartOffload(offload):
                 self._own(TransferKind.OFFLOAD, self._offload, offload)
             case OfferOffload():
