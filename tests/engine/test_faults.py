@@ -582,7 +582,7 @@ async def test_hung_offloads_leave_a_staging_buffer_to_loads():
     store = await gate_store(TOKENS, is_open=True)
     store.put_gate.close()
     device = gate_device(24, is_open=True)
-    async with scene(device=device, linker=staged(store, num_staging=2)) as view:
+    async with scene(device=device, linker=staged(store, num_batches=2)) as view:
         for seed in range(1, 5):
             await view.serve(prompt(2, seed=seed))
         await store.put_gate.wait_arrived()
