@@ -11,9 +11,9 @@ from pathlib import Path
 import aiofiles.os
 
 from asyncache.core import StoreError
+from asyncache.stores._control import CONTROL_NAME, StoreKind, read_control
 
 FORMAT = 1
-CONTROL_NAME = "asyncache.json"
 TEMPORARY_NAME = "tmp"
 # Longer than any page takes to write, on any disk that is worth a cache.
 STALE_S = 3600.0
@@ -39,9 +39,25 @@ def prepare_blocking(directory: str) -> str:
     return str(temporary)
 
 
+def look_up_blocking(directory: str) -> str:
+    """Return where unfinished pages go in a directory, and change nothing in it.
+
+    Raises:
+        StoreError: If it is no store of files, or was written by a newer asyncache.
+    """
+    control = read_control(directory)
+    if control.kind is not StoreKind.FILES or control.version != FORMAT:
+        raise StoreError(
+            f"{directory!r} holds {control.kind.value} of format {control.version}, "
+            f"not files of format {FORMAT}"
+        )
+    return str(Path(directory) / TEMPORARY_NAME)
+
+
 # One hop for all of it. A file object of aiofiles would be lost, open, when a call that
 # opens it is cancelled.
 prepare = aiofiles.os.wrap(prepare_blocking)
+look_up = aiofiles.os.wrap(look_up_blocking)
 
 
 def sweep(temporary: Path) -> int:
@@ -51,7 +67,7 @@ def sweep(temporary: Path) -> int:
         OSError: If that cannot be done.
     """
     oldest, num_bytes = time.time() - STALE_S, 0
-    for path in temporary.iterdir():
+    for path in temporary.iterdir() if temporary.exists() else ():
         # Another process sweeps too; and a directory is none of ours.
         with suppress(FileNotFoundError, IsADirectoryError):
             found = path.lstat()

@@ -95,6 +95,6 @@ class Frame:
 
 
 def frame_bytes(space: PageSpace) -> int:
-    """Return the bytes of a page of a space with its head."""
+    """Return the bytes of a page's file: its head, and all layers."""
     used = _FIXED.size + _DIGEST_BYTES * (space.num_layers + 1)
     return -(-used // _HEAD_ALIGNMENT) * _HEAD_ALIGNMENT + space.page_bytes

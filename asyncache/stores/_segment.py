@@ -26,7 +26,7 @@ from asyncache.core import (
 )
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split
-from asyncache.stores._segment_census import page_hashes, spaces
+from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
@@ -70,8 +70,12 @@ class SegmentStore(Store):
             more. Allocated when the store is opened, as far as there is room:
             ``num_bytes`` and a warning of the logger "asyncache" tell how far. Who is
             alone in a directory may change what is there; who comes while others use
-            it takes theirs.
+            it takes theirs. None takes what is there, also when alone: the directory
+            must be a store's with a sound index, and stays as it is but for pages that
+            are put, or found corrupt. Reading is no use then, and pages without
+            digests, a MISS as ever, stay.
         segment_bytes: Length of a file, which holds pages of one kind; a page must fit.
+            As it is there where ``max_bytes`` is None.
         num_threads: Threads that read; half as many write, so that a backlog of writes
             never delays a read.
         checksums: As for :class:`FileStore`.
@@ -86,7 +90,7 @@ class SegmentStore(Store):
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        max_bytes: int,
+        max_bytes: int | None,
         *,
         segment_bytes: int = 256 * 2**20,
         num_threads: int = 4,
@@ -101,12 +105,12 @@ class SegmentStore(Store):
                 f"segment_bytes must be a multiple of {ALIGNMENT} up to "
                 f"{_MOST_SEGMENT_BYTES}, not {segment_bytes}"
             )
-        if max_bytes < segment_bytes:
+        if max_bytes is not None and max_bytes < segment_bytes:
             raise ValueError(
                 f"max_bytes must hold a segment of {segment_bytes}, not {max_bytes}"
             )
         self._path = os.fspath(directory)
-        self._max_segments = max_bytes // segment_bytes
+        self._max_segments = None if max_bytes is None else max_bytes // segment_bytes
         self._segment_bytes = segment_bytes
         self._checksums = checksums
         self._durable = durable
@@ -114,7 +118,7 @@ class SegmentStore(Store):
         self._reads = Workers(num_threads, "asyncache-read", owner="store")
         self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
         self._directory: SegmentDirectory | None = None
-        self._stock = Stock()
+        self._stock = Stock(notes_uses=max_bytes is not None)
         self._local = threading.local()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -128,6 +132,19 @@ class SegmentStore(Store):
         """Bytes that the files take: less than asked for where there was no room."""
         return 0 if self._directory is None else self._directory.num_bytes
 
+    async def usage(self) -> SegmentUsage:
+        """Return how full the store is, and who claims what in it.
+
+        Raises:
+            StoreError: If the disk fails, or others are in the way.
+        """
+
+        def count(my: _Mine) -> SegmentUsage:
+            assert self._directory is not None
+            return self._directory.usage(my.database)
+
+        return await self._ask(self._reads, count)
+
     async def open(self) -> None:
         """Allocate the files, and take part in the use of the directory.
 
@@ -135,7 +152,8 @@ class SegmentStore(Store):
             StoreError: If the directory cannot be created or written, may be written
                 by other users, has no room for a single segment, is not such a
                 store's, has segments of another length, or was written by a newer
-                asyncache; or if direct I/O is impossible there.
+                asyncache; or if direct I/O is impossible there. If what is there was
+                to be taken, and is broken.
             ClosedError: If the store was closed: make another one.
         """
         self._check_open()
@@ -296,6 +314,7 @@ class SegmentStore(Store):
                 digests=self._checksums,
                 durable=self._durable,
                 direct=self._direct,
+                keeps_plain=self._max_segments is None,
             )
         return mine.pages[space]
 
