@@ -1,6 +1,7 @@
 """The command line: which command runs, and what its failures look like.
 
-0 is success, 1 a broken law of the cache, 2 bad input; both fail with one line.
+0 is success, 1 a broken law of the cache or a broken page, 2 bad input; both fail with
+one line.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from asyncache.cli import _replay, _sim
+from asyncache.cli import _replay, _sim, _store
 from asyncache.cli._errors import InputError
 from asyncache.core import AsyncacheError
 
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _replay.add_command(commands)
     _sim.add_command(commands)
+    _store.add_command(commands)
     return parser
 
 

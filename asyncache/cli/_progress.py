@@ -39,11 +39,11 @@ class Watch:
     ``LINE_S`` seconds. What the command says meanwhile, it says by :meth:`say`.
 
     Args:
-        total: How much there is to count.
+        total: How much there is to count; None if nobody knows.
         unit: What is counted, in the plural.
     """
 
-    def __init__(self, total: int, unit: str) -> None:
+    def __init__(self, total: int | None, unit: str) -> None:
         self.count = 0
         self.num_failed = 0
         self._total = total
@@ -90,7 +90,8 @@ class Watch:
             self._bar.update(self._task, completed=self.count, description=text)
         elif time.monotonic() - self._told >= LINE_S:
             self._told = time.monotonic()
-            part = f"{self.count} of {self._total} {self._unit}"
+            of_all = "" if self._total is None else f" of {self._total}"
+            part = f"{self.count}{of_all} {self._unit}"
             sys.stderr.write(f"{part}, {text}\n")
             sys.stderr.flush()
 

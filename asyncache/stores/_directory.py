@@ -11,9 +11,9 @@ from pathlib import Path
 import aiofiles.os
 
 from asyncache.core import StoreError
+from asyncache.stores._control import CONTROL_NAME, StoreKind, read_control
 
 FORMAT = 2
-CONTROL_NAME = "asyncache.json"
 TEMPORARY_NAME = "tmp"
 # Longer than any page takes to write, on any disk that is worth a cache.
 STALE_S = 3600.0
@@ -32,25 +32,49 @@ def prepare_blocking(directory: str) -> str:
     temporary = root / TEMPORARY_NAME
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        _sweep(temporary)
+        sweep(temporary)
         _agree_on_format(root / CONTROL_NAME, temporary / secrets.token_hex(8))
     except OSError as error:
         raise StoreError(f"cannot keep pages in {directory!r}: {error}") from error
     return str(temporary)
 
 
+def look_up_blocking(directory: str) -> str:
+    """Return where unfinished pages go in a directory, and change nothing in it.
+
+    Raises:
+        StoreError: If it is no store of files, or was written by a newer asyncache.
+    """
+    control = read_control(directory)
+    if control.kind is not StoreKind.FILES or control.version != FORMAT:
+        raise StoreError(
+            f"{directory!r} holds {control.kind.value} of format {control.version}, "
+            f"not files of format {FORMAT}"
+        )
+    return str(Path(directory) / TEMPORARY_NAME)
+
+
 # One hop for all of it. A file object of aiofiles would be lost, open, when a call that
 # opens it is cancelled.
 prepare = aiofiles.os.wrap(prepare_blocking)
+look_up = aiofiles.os.wrap(look_up_blocking)
 
 
-def _sweep(temporary: Path) -> None:
-    oldest = time.time() - STALE_S
-    for path in temporary.iterdir():
+def sweep(temporary: Path) -> int:
+    """Remove the files of dead writers; return their bytes.
+
+    Raises:
+        OSError: If that cannot be done.
+    """
+    oldest, num_bytes = time.time() - STALE_S, 0
+    for path in temporary.iterdir() if temporary.exists() else ():
         # Another process sweeps too; and a directory is none of ours.
         with suppress(FileNotFoundError, IsADirectoryError):
-            if path.lstat().st_mtime < oldest:
+            found = path.lstat()
+            if found.st_mtime < oldest:
                 path.unlink()
+                num_bytes += found.st_size
+    return num_bytes
 
 
 def _agree_on_format(control: Path, draft: Path) -> None:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
 
-from asyncache.core import OrderError, PageKey, PageSpace
+from asyncache.core import OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split, until
-from asyncache.stores._directory import prepare
+from asyncache.stores._directory import look_up, prepare, sweep
 from asyncache.stores._page_files import PageFiles, PageReader
+from asyncache.stores._page_walk import Entry, walk
 from asyncache.threads import Stop, Workers
 
 # Where the hop between threads stops to count against the bytes that a job moves.
 _JOB_BYTES = 4 * 2**20
+_JOB_ENTRIES = 1024
 
 
 class FileStore(Store):
@@ -42,6 +46,9 @@ class FileStore(Store):
         durable: Whether to wait for the disk before a page becomes visible. Without, a
             power loss may leave pages that are there and hold zeros: digests find
             them, so do not turn off both.
+        create: Whether to make the directory, and to tidy up what dead writers left.
+            Without, it must be a store's, and stays as it is but for pages that are
+            found corrupt: those without digests are a MISS as ever, and stay too.
 
     Raises:
         ValueError: If ``num_threads`` is below 1.
@@ -54,12 +61,14 @@ class FileStore(Store):
         num_threads: int = 4,
         checksums: bool = True,
         durable: bool = False,
+        create: bool = True,
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
         self._directory = os.fspath(directory)
         self._checksums = checksums
         self._durable = durable
+        self._creates = create
         self._reads = Workers(num_threads, "asyncache-read", owner="store")
         self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
         self._temporary: str | None = None
@@ -73,12 +82,14 @@ class FileStore(Store):
 
         Raises:
             StoreError: If the directory cannot be created or written, is not a
-                store's, or was written by a newer asyncache: give another one.
+                store's, or was written by a newer asyncache: give another one. If
+                it must be there and is not.
             ClosedError: If the store was closed: make another one.
         """
         self._writes.check_open()
         if self._temporary is None:
-            self._temporary = await prepare(
+            come_in = prepare if self._creates else look_up
+            self._temporary = await come_in(
                 self._directory, executor=self._writes.executor
             )
 
@@ -150,6 +161,50 @@ class FileStore(Store):
 
         await self._writes.run(unlink, [range(len(keys))] if keys else [])
 
+    async def keys(self) -> AsyncIterator[PageKey]:
+        self._check_usable()
+        entries, part = walk(self._directory), list[Entry | None]()
+
+        def advance(_: None, __: Stop) -> None:
+            part[:] = islice(entries, _JOB_ENTRIES)
+
+        while True:
+            part.clear()
+            try:
+                await self._reads.run(advance, [None])
+            except OSError as error:
+                raise StoreError(f"{self!r} cannot list its pages: {error}") from error
+            if not part:
+                self._check_usable()  # else it was closed before that began
+                return
+            for entry in part:
+                if entry is not None and entry.is_page:
+                    yield entry.key
+
+    async def collect_garbage(self) -> int:
+        """Remove the files of dead writers, and what is under a page's name and none.
+
+        A writer is taken for dead when its file is an hour old.
+        """
+        self._check_usable()
+        freed: list[int] = []
+
+        def collect(_: None, stop: Stop) -> None:
+            assert self._temporary is not None
+            freed.append(sweep(Path(self._temporary)))
+            for entry in walk(self._directory):
+                if stop.is_set():
+                    return
+                if entry is not None and not entry.is_page:
+                    self._files(entry.key.space).remove(entry.key.hash)
+                    freed.append(entry.num_bytes)
+
+        try:
+            await self._writes.run(collect, [None])
+        except OSError as error:
+            raise StoreError(f"{self!r} cannot remove garbage: {error}") from error
+        return sum(freed)
+
     async def aclose(self) -> None:
         await self._reads.aclose()
         await self._writes.aclose()
@@ -168,6 +223,7 @@ class FileStore(Store):
                 self._temporary,
                 space,
                 digests=self._checksums,
+                keeps_plain=not self._creates,
                 durable=self._durable,
             )
             # Several threads may come here at once; all of theirs are as good.

@@ -42,6 +42,7 @@ class PageFiles:
         digests: Whether to write digests of the slices, and to read only pages with
             them.
         durable: Whether a page reaches the disk before it becomes visible.
+        keeps_plain: Whether pages that are not read, for they have none, stay.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class PageFiles:
         *,
         digests: bool,
         durable: bool,
+        keeps_plain: bool = False,
     ) -> None:
         self.frame = Frame(space)
         self.digests = digests
+        self.keeps_plain = keeps_plain
         self._durable = durable
         self._directory = directory
         # Nobody shares the prefix, whatever process, container or host it is.
@@ -160,7 +163,8 @@ class PageReader:
                 return Status.UNAVAILABLE
             is_whole = False
         status = self._judge(page_hash, buffers) if is_whole else Status.CORRUPT
-        if status is not Status.HIT:
+        is_kept = status is Status.MISS and self._files.keeps_plain
+        if status is not Status.HIT and not is_kept:
             self._files.remove(page_hash)
         return status
 

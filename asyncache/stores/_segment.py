@@ -10,13 +10,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
-from asyncache.core import ClosedError, Namespace, OrderError, PageKey, PageSpace
+from asyncache.core import (
+    ClosedError,
+    Namespace,
+    OrderError,
+    PageHash,
+    PageKey,
+    PageSpace,
+    StoreError,
+)
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split
+from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
@@ -25,6 +36,8 @@ from asyncache.stores._segment_quotas import Quotas, SegmentQuotas
 from asyncache.stores._slot_pages import SlotPages
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop, Workers
+
+_Answer = TypeVar("_Answer")
 
 _MOST_SEGMENT_BYTES = ALIGNMENT * SLOTS_PER_SEGMENT
 # Where the hop between threads stops to count against the bytes that a job moves.
@@ -59,8 +72,12 @@ class SegmentStore(Store):
             more. Allocated when the store is opened, as far as there is room:
             ``num_bytes`` and a warning of the logger "asyncache" tell how far. Who is
             alone in a directory may change what is there; who comes while others use
-            it takes theirs.
+            it takes theirs. None takes what is there, also when alone: the directory
+            must be a store's with a sound index, and stays as it is but for pages that
+            are put, or found corrupt. Reads do not count as uses then, and
+            pages without digests, a MISS as ever, stay.
         segment_bytes: Length of a file, which holds pages of one kind; a page must fit.
+            As it is there where ``max_bytes`` is None.
         namespace_bytes: What the pages of each namespace may take, or of those that are
             named; whose pages are over that loses its own oldest ones. It binds what
             this store writes; others of the directory have bounds of their own.
@@ -79,7 +96,7 @@ class SegmentStore(Store):
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        max_bytes: int,
+        max_bytes: int | None,
         *,
         segment_bytes: int = 256 * 2**20,
         namespace_bytes: int | Mapping[Namespace, int] | None = None,
@@ -95,12 +112,12 @@ class SegmentStore(Store):
                 f"segment_bytes must be a multiple of {ALIGNMENT} up to "
                 f"{_MOST_SEGMENT_BYTES}, not {segment_bytes}"
             )
-        if max_bytes < segment_bytes:
+        if max_bytes is not None and max_bytes < segment_bytes:
             raise ValueError(
                 f"max_bytes must hold a segment of {segment_bytes}, not {max_bytes}"
             )
         self._path = os.fspath(directory)
-        self._max_segments = max_bytes // segment_bytes
+        self._max_segments = None if max_bytes is None else max_bytes // segment_bytes
         self._segment_bytes = segment_bytes
         self._quotas = Quotas(namespace_bytes)
         self._checksums = checksums
@@ -109,7 +126,7 @@ class SegmentStore(Store):
         self._reads = Workers(num_threads, "asyncache-read", owner="store")
         self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
         self._directory: SegmentDirectory | None = None
-        self._stock = Stock()
+        self._stock = Stock(notes_uses=max_bytes is not None)
         self._local = threading.local()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -123,6 +140,19 @@ class SegmentStore(Store):
         """Bytes that the files take: less than asked for where there was no room."""
         return 0 if self._directory is None else self._directory.num_bytes
 
+    async def usage(self) -> SegmentUsage:
+        """Return how full the store is, and who claims what in it.
+
+        Raises:
+            StoreError: If the disk fails, or others are in the way.
+        """
+
+        def count(my: _Mine) -> SegmentUsage:
+            assert self._directory is not None
+            return self._directory.usage(my.database)
+
+        return await self._ask(self._reads, count)
+
     async def open(self) -> None:
         """Allocate the files, and take part in the use of the directory.
 
@@ -130,7 +160,8 @@ class SegmentStore(Store):
             StoreError: If the directory cannot be created or written, may be written
                 by other users, has no room for a single segment, is not such a
                 store's, has segments of another length, or was written by a newer
-                asyncache; or if direct I/O is impossible there.
+                asyncache; or if direct I/O is impossible there. If what is there was
+                to be taken, and is broken.
             ClosedError: If the store was closed: make another one.
         """
         self._check_open()
@@ -195,6 +226,25 @@ class SegmentStore(Store):
 
         await self._run(self._writes, forget, keys, [range(len(keys))] if keys else [])
 
+    async def keys(self) -> AsyncIterator[PageKey]:
+        for number, space in await self._ask(self._reads, _spaces):
+            after = b""
+            while part := await self._ask(
+                self._reads, partial(_page_hashes, number, after)
+            ):
+                for page_hash in part:
+                    yield PageKey(page_hash, space)
+                after = part[-1]
+
+    async def collect_garbage(self) -> int:
+        """Free what dead processes claimed; forget segments without a file."""
+
+        def collect(my: _Mine) -> int:
+            assert self._directory is not None
+            return self._directory.collect_garbage(my.index, my.database)
+
+        return await self._ask(self._writes, collect)
+
     async def aclose(self) -> None:
         """Give back what this store claimed, and leave the directory."""
         self._is_closed = True
@@ -225,14 +275,44 @@ class SegmentStore(Store):
 
         await workers.run(job, parts)
 
-    def _pages(self, space: PageSpace, stop: Stop) -> SlotPages:
-        """Return what this thread reads and writes pages of a space with."""
-        directory = self._directory
-        assert directory is not None
+    async def _ask(
+        self, workers: Workers, question: Callable[[_Mine], _Answer]
+    ) -> _Answer:
+        """Return what a thread answers.
+
+        Raises:
+            StoreError: If the disk fails, or others are in the way.
+        """
+        self._check_usable()
+        answers: list[_Answer] = []
+
+        def job(_: None, stop: Stop) -> None:
+            answers.append(question(self._my(stop)))
+
+        try:
+            await workers.run(job, [None])
+        except sqlite3.ProgrammingError:
+            raise  # ours, not the disk's
+        except (sqlite3.Error, OSError) as error:
+            self._check_usable()
+            raise StoreError(f"{self!r} cannot tell: {error}") from error
+        for answer in answers:
+            return answer
+        raise ClosedError("the store was closed meanwhile")
+
+    def _my(self, stop: Stop) -> _Mine:
+        """Return what this thread works with."""
+        assert self._directory is not None
         mine: _Mine | None = getattr(self._local, "mine", None)
         if mine is None:
-            mine = self._local.mine = _Mine(*directory.new_index())
+            mine = self._local.mine = _Mine(*self._directory.new_index())
         mine.database.stop = stop
+        return mine
+
+    def _pages(self, space: PageSpace, stop: Stop) -> SlotPages:
+        """Return what this thread reads and writes pages of a space with."""
+        directory, mine = self._directory, self._my(stop)
+        assert directory is not None
         if space not in mine.pages:
             mine.pages[space] = SlotPages(
                 directory.files,
@@ -248,6 +328,7 @@ class SegmentStore(Store):
                 digests=self._checksums,
                 durable=self._durable,
                 direct=self._direct,
+                keeps_plain=self._max_segments is None,
             )
         return mine.pages[space]
 
@@ -287,6 +368,14 @@ class SegmentStore(Store):
             raise OrderError(f"{self!r} is not open: await its open() first")
         if self._process != os.getpid():
             raise OrderError(f"{self!r} was opened by the parent of this process")
+
+
+def _spaces(my: _Mine) -> list[tuple[int, PageSpace]]:
+    return spaces(my.database)
+
+
+def _page_hashes(space: int, after: bytes, my: _Mine) -> list[PageHash]:
+    return page_hashes(my.database, space, after)
 
 
 def _runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:

@@ -21,9 +21,12 @@ from pathlib import Path
 from stat import S_ISREG
 
 from asyncache.core import ClosedError, StoreError
+from asyncache.stores._control import StoreKind, read_control
+from asyncache.stores._frame import Frame
 from asyncache.stores._owners import Owner, is_alive, sweep
+from asyncache.stores._segment_census import SegmentUsage, spaces, usage
 from asyncache.stores._segment_database import Patience, SegmentDatabase, is_damage
-from asyncache.stores._segment_files import SegmentFiles
+from asyncache.stores._segment_files import SegmentFiles, slot_bytes
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.threads import Stop
 
@@ -39,7 +42,8 @@ class SegmentDirectory:
 
     Args:
         path: Made if it does not exist.
-        max_segments: Segments to have, if nobody else uses the directory.
+        max_segments: Segments to have, if nobody else uses the directory; None to
+            set up nothing, and take what is there.
         segment_bytes: Length of each.
         durable: Whether commits wait for the disk.
         direct: Whether segments are opened for direct I/O.
@@ -54,7 +58,7 @@ class SegmentDirectory:
         self,
         path: str,
         *,
-        max_segments: int,
+        max_segments: int | None,
         segment_bytes: int,
         durable: bool,
         direct: bool,
@@ -69,6 +73,8 @@ class SegmentDirectory:
         self._owner: Owner | None = None
         self._databases: list[SegmentDatabase] = []
         self._lock = -1
+        if max_segments is None:
+            segment_bytes = _segment_bytes_of(path)
         self.files = SegmentFiles(path, segment_bytes, direct=direct)
         try:
             self._enter()
@@ -94,6 +100,32 @@ class SegmentDirectory:
         )
         return index, database
 
+    def collect_garbage(self, index: SegmentIndex, database: SegmentDatabase) -> int:
+        """Drop segments without a file and files without a segment; free dead claims.
+
+        Nobody makes a segment meanwhile: for that one has to be alone.
+
+        Returns:
+            The bytes of those files, and of the slots that were claimed.
+        """
+        for segment in index.segments():
+            if not self.files.is_whole(segment):
+                index.drop_segment(segment)
+        num_bytes = self.files.sweep(set(index.segments()))
+        num_slots = index.reclaim()
+        return num_bytes + sum(
+            num_slots[number] * slot_bytes(Frame(space))
+            for number, space in spaces(database)
+        )
+
+    def usage(self, database: SegmentDatabase) -> SegmentUsage:
+        """Return how full it is."""
+        return usage(
+            database,
+            segment_bytes=self.files.segment_bytes,
+            is_alive=lambda name: is_alive(self._owners, name),
+        )
+
     def close(self, *, owns_something: bool) -> None:
         """Use it no more; tell whether slots of it may still be claimed."""
         while self._databases:
@@ -114,18 +146,23 @@ class SegmentDirectory:
     # Coming in.
 
     def _enter(self) -> None:
-        self._root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        is_guest = self._max_segments is None
+        if not is_guest:
+            self._root.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
         self._check_private()
         self._check_format()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= 0 if is_guest else os.O_CREAT
         self._lock = os.open(self._root / "lock", flags, _MODE)
         self._lock_shared()
+        if is_guest:
+            self._check_index()
         self._owner = Owner(self._owners)
         index, _ = self.new_index()
         for segment in index.segments():
-            if not self.files.open(segment):
+            if not self.files.open(segment) and not is_guest:
                 index.drop_segment(segment)
-        if not self.files.num_segments:
+        if not self.files.num_segments and not is_guest:
             raise StoreError(
                 f"{self._root} has no room for a segment of {self.files.segment_bytes}"
             )
@@ -133,8 +170,8 @@ class SegmentDirectory:
     def _lock_shared(self) -> None:
         """Have a share of the lock, on a directory that someone has set up."""
         while not self._stop.is_set():
-            if self._try_lock(fcntl.LOCK_EX):
-                self._set_up()
+            if self._max_segments is not None and self._try_lock(fcntl.LOCK_EX):
+                self._set_up(self._max_segments)
             # Where we are alone with it, whoever held it has died in the middle.
             if self._try_lock(fcntl.LOCK_SH):
                 if self._check_format():  # it is written last
@@ -150,6 +187,18 @@ class SegmentDirectory:
         except BlockingIOError:
             return False
         return True
+
+    def _check_index(self) -> None:
+        """Raise StoreError unless the index is whole."""
+        try:
+            with closing(self._connect()) as database:
+                is_sound = self._is_sound(database)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            is_sound = False
+        if not is_sound:
+            raise StoreError(f"the index of {self._root} is broken")
 
     def _check_private(self) -> None:
         found = self._root.stat()
@@ -187,7 +236,7 @@ class SegmentDirectory:
 
     # While nobody else uses it.
 
-    def _set_up(self) -> None:
+    def _set_up(self, max_segments: int) -> None:
         owners = Path(self._owners)
         if owners.is_symlink():
             owners.unlink()
@@ -198,7 +247,7 @@ class SegmentDirectory:
             index = SegmentIndex(database, "", lambda _: False)
             index.reclaim()
             sweep(self._owners)
-            self._fit(index)
+            self._fit(index, max_segments)
         self._write_format()
 
     def _make_index_file(self) -> None:
@@ -245,14 +294,14 @@ class SegmentDirectory:
             with suppress(FileNotFoundError):
                 (self._root / name).rename(self._root / f"broken-{name}")
 
-    def _fit(self, index: SegmentIndex) -> None:
+    def _fit(self, index: SegmentIndex, max_segments: int) -> None:
         """Have as many segments as were asked for, or as there is room for."""
         for segment in index.segments():
-            if segment >= self._max_segments or not self.files.is_whole(segment):
+            if segment >= max_segments or not self.files.is_whole(segment):
                 index.drop_segment(segment)
         there = set(index.segments())
         self.files.sweep(there)
-        for segment in range(self._max_segments):
+        for segment in range(max_segments):
             if self._stop.is_set():
                 raise ClosedError("the store was closed while it was opened")
             if segment not in there:
@@ -264,7 +313,7 @@ class SegmentDirectory:
                         self._root,
                         len(index.segments()),
                         self.files.segment_bytes,
-                        self._max_segments,
+                        max_segments,
                         error,
                     )
                     return
@@ -277,3 +326,10 @@ class SegmentDirectory:
         with os.fdopen(os.open(draft, flags, _MODE), "w") as file:
             file.write(json.dumps(self._format) + "\n")
         draft.rename(control)
+
+
+def _segment_bytes_of(path: str) -> int:
+    control = read_control(path)
+    if control.kind is not StoreKind.SEGMENTS:
+        raise StoreError(f"{path!r} holds {control.kind.value}, not segments")
+    return control.segment_bytes

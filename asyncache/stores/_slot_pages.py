@@ -41,6 +41,7 @@ class SlotPages:
             them.
         durable: Whether a page reaches the disk before it is told of.
         direct: Whether the files are open for direct I/O.
+        keeps_plain: Whether pages that are not read, for they have none, stay.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SlotPages:
         digests: bool,
         durable: bool,
         direct: bool,
+        keeps_plain: bool = False,
     ) -> None:
         self._files = files
         self._index = index
@@ -63,6 +65,7 @@ class SlotPages:
         self._slots = Slots(files, self._frame, direct=direct)
         self._digests = digests
         self._durable = durable
+        self._keeps_plain = keeps_plain
         self._name = space.name
         self._known: int | None = None
         self._version = -1
@@ -175,6 +178,8 @@ class SlotPages:
             if statuses[place] is Status.HIT:
                 hits.append(page_hash)
             elif page_hash in now and page_hash not in moved:
+                if status is Status.MISS and self._keeps_plain:
+                    continue
                 useless[page_hash] = now[page_hash]
         if hits:
             self._stock.note_used(self._space, hits)

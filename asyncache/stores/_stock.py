@@ -25,9 +25,14 @@ _MOST_TOLD = 256
 
 
 class Stock:
-    """Claimed slots and used pages of a store. Any thread may call it."""
+    """Claimed slots and used pages of a store. Any thread may call it.
 
-    def __init__(self) -> None:
+    Args:
+        notes_uses: Whether pages that were read are remembered as used.
+    """
+
+    def __init__(self, *, notes_uses: bool = True) -> None:
+        self._notes_uses = notes_uses
         self._lock = threading.Lock()
         self._slots: defaultdict[int, list[int]] = defaultdict(list)
         self._surplus: list[int] = []
@@ -75,6 +80,8 @@ class Stock:
 
     def note_used(self, space: int, hashes: Sequence[PageHash]) -> None:
         """Remember pages that were used, the last one last."""
+        if not self._notes_uses:
+            return
         with self._lock:
             for page_hash in hashes:
                 use = (space, page_hash)
