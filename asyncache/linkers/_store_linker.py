@@ -128,6 +128,10 @@ class StoreLinker(Linker):
             await self._staging.open()
         await self._store.open()
 
+    @property
+    def missing_bytes(self) -> int:
+        return self._store.missing_bytes
+
     async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
         keys = [
             PageKey(page_hash, self._spaces[ask.pool])
