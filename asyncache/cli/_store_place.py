@@ -52,7 +52,7 @@ class Place:
     async def plain(self) -> Store | None:
         """Return the store that serves and keeps pages without digests, if one does."""
         if self._plain is None and self.open_plain is not None:
-            self._plain = await self.stack.enter_async_context(self.open_plain())
+            self._plain = await _opened(self.open_plain(), self.stack)
         return self._plain
 
 
@@ -80,6 +80,13 @@ async def _run(name: str, options: argparse.Namespace, command: Command) -> int:
         return await command(place, options)
 
 
+async def _opened(store: Store, stack: AsyncExitStack) -> Store:
+    # Closed also if it cannot be opened, for its threads.
+    stack.push_async_callback(store.aclose)
+    await store.open()
+    return store
+
+
 async def _at_url(
     name: str, scheme: str, options: argparse.Namespace, stack: AsyncExitStack
 ) -> Place:
@@ -96,7 +103,7 @@ async def _at_url(
     else:
         _refuse_prefix(name, options)
         store, kind = _object_store(options.place), "objects"
-    await stack.enter_async_context(store)
+    await _opened(store, stack)
     return Place(name=name, kind=kind, store=store, stack=stack)
 
 
@@ -124,7 +131,7 @@ async def _at_directory(
     return Place(
         name=name,
         kind=control.kind.value,
-        store=await stack.enter_async_context(opened()),
+        store=await _opened(opened(), stack),
         stack=stack,
         control=control,
         open_plain=partial(opened, checksums=False),
@@ -134,7 +141,7 @@ async def _at_directory(
 async def _create(options: argparse.Namespace) -> None:
     await anyio.to_thread.run_sync(_check_empty, Path(options.place))
     try:
-        new = (
+        new: Store = (
             FileStore(options.place)
             if options.create == "files"
             else SegmentStore(
@@ -145,8 +152,8 @@ async def _create(options: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise InputError(f"--create {options.create}: {error}") from error
-    async with new:
-        pass
+    async with AsyncExitStack() as stack:
+        await _opened(new, stack)
 
 
 def _check_empty(directory: Path) -> None:
