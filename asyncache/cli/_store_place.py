@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from asyncache import stores
 from asyncache.cli._errors import InputError
+from asyncache.cli._store_stream import STANDARD
 from asyncache.core import StoreError
 from asyncache.stores import (
     Control,
@@ -92,28 +93,27 @@ async def _at_url(
 ) -> Place:
     if "create" in options and options.create is not None:
         raise InputError(f"--create makes a directory, not {name}")
-    if scheme in _REDIS:
-        try:
-            store: Store = RedisStore(
-                options.place, prefix=options.prefix or "asyncache"
-            )
-        except ValueError as error:
-            raise InputError(f"--prefix: {error}") from error
-        kind = "redis"
-    else:
-        _refuse_prefix(name, options)
-        store, kind = _object_store(options.place), "objects"
-    await _opened(store, stack)
-    return Place(name=name, kind=kind, store=store, stack=stack)
+    is_redis = scheme in _REDIS
+    make: Callable[..., Store] = RedisStore if is_redis else _object_store()
+    prefix = {} if options.prefix is None else {"prefix": options.prefix}
+    try:
+        store = make(options.place, **prefix)
+    except ValueError as error:
+        raise InputError(f"--prefix: {error}") from error
+    return Place(
+        name=name,
+        kind="redis" if is_redis else "objects",
+        store=await _opened(store, stack),
+        stack=stack,
+    )
 
 
-def _object_store(url: str) -> Store:
+def _object_store() -> Callable[..., Store]:
     # By name, for not every asyncache has it.
-    make = vars(import_module("asyncache.stores")).get("ObjectStore")
-    if make is None:
+    found: Callable[..., Store] | None = vars(stores).get("ObjectStore")
+    if found is None:
         raise StoreError("this asyncache has no store for such a URL")
-    store: Store = make(url)
-    return store
+    return found
 
 
 async def _at_directory(
@@ -139,7 +139,7 @@ async def _at_directory(
 
 
 async def _create(options: argparse.Namespace) -> None:
-    await anyio.to_thread.run_sync(_check_empty, Path(options.place))
+    await anyio.to_thread.run_sync(_check_new, Path(options.place), options.file)
     try:
         new: Store = (
             FileStore(options.place)
@@ -156,7 +156,13 @@ async def _create(options: argparse.Namespace) -> None:
         await _opened(new, stack)
 
 
-def _check_empty(directory: Path) -> None:
+def _check_new(directory: Path, file: str) -> None:
+    """Refuse a directory that is something, and a file that cannot be read."""
+    if file != STANDARD:
+        try:
+            Path(file).open("rb").close()
+        except OSError as error:
+            raise InputError(f"{file}: {error.strerror}") from error
     try:
         is_empty = not any(directory.iterdir())
     except FileNotFoundError:
@@ -167,4 +173,6 @@ def _check_empty(directory: Path) -> None:
 
 def _refuse_prefix(name: str, options: argparse.Namespace) -> None:
     if options.prefix is not None:
-        raise InputError(f"--prefix is for a Redis server, which {name} is not")
+        raise InputError(
+            f"--prefix is for servers and buckets, and {name} is a directory"
+        )

@@ -17,10 +17,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from asyncache import stores
 from asyncache.cli import _store_export as export_room, main
 from asyncache.core import PageKey
 from asyncache.stores import (
     FileStore,
+    MemoryStore,
     RedisStore,
     SegmentStore,
     Status,
@@ -404,7 +406,7 @@ def test_a_place_that_is_no_store_is_refused(tmp_path, refused):
         ("", "arguments are required: COMMAND"),
         ("ls x --space kv", "argument --space: 'kv' is no space's name"),
         ("ls x --limit -1", "argument --limit: '-1' is not an int from 0 on"),
-        ("ls x --prefix p", "--prefix is for a Redis server, which x is not"),
+        ("ls x --prefix p", "--prefix is for servers and buckets, and x is a"),
         ("ls redis://x --prefix *", "--prefix: prefix must match"),
         ("ls redis://", "redis://: "),
         ("ls redis://u:secret@h:p", "redis://h:p: cannot read the url: write redis://"),
@@ -418,7 +420,10 @@ def test_a_place_that_is_no_store_is_refused(tmp_path, refused):
         ("import x y --max-bytes 1G", "--max-bytes needs --create segments"),
         ("import x y --segment-bytes 1G --create files", "--segment-bytes needs"),
         ("import x y --create segments --max-bytes 1X", "'1X' is not bytes, such as"),
-        ("import x y --create segments --max-bytes 1K", "must hold a segment of"),
+        (
+            "import /dev/null y --create segments --max-bytes 1K",
+            "must hold a segment of",
+        ),
         ("import x redis://y --create files", "--create makes a directory, not redis:"),
         ("import x y --create boxes", "invalid choice: 'boxes'"),
     ],
@@ -518,6 +523,26 @@ def test_pages_that_a_server_does_not_give_are_told(
         assert main(["store", *map(str, words)]) == 2
         assert "did not answer for 2 pages" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_is_looked_after(store, refused, monkeypatch):
+    opened = []
+
+    class Bucket(MemoryStore):
+        def __init__(self, url, *, prefix=""):
+            if prefix == "/":
+                raise ValueError("prefix must match x")
+            super().__init__(MIB)
+            opened.append((url, prefix))
+
+    monkeypatch.setattr(stores, "ObjectStore", Bucket, raising=False)
+    assert store("ls", "s3://user:secret@bucket/a?x=y") == ""
+    assert "kind: objects" in store("stat", "file:///a", "--prefix", "b")
+    assert opened == [("s3://user:secret@bucket/a?x=y", ""), ("file:///a", "b")]
+    assert "--prefix: prefix must match x" in refused("gc", "gs://a", "--prefix", "/")
+    monkeypatch.delattr(stores, "ObjectStore")
+    error = refused("ls", "s3://user:secret@bucket/a?x=y")
+    assert "error: s3://bucket/a: this asyncache has no store for such a" in error
 
 
 # Archives.
@@ -686,6 +711,16 @@ def test_an_archive_goes_through_a_pipe(tmp_path):
 def test_who_reads_no_more_ends_an_export(tmp_path):
     put(files(tmp_path / "f"), new_keys(10, LARGE_SPACE))
     source = tool("export", tmp_path / "f", "-", stdout=subprocess.PIPE)
+    assert len(source.stdout.read(1000)) == 1000
+    source.stdout.close()
+    assert source.wait(WAIT_S) == 141
+    assert source.stderr.read() == b""
+    source.stderr.close()
+
+
+def test_who_reads_no_more_ends_a_listing(tmp_path):
+    put(files(tmp_path / "f"), new_keys(1000))  # more lines than a pipe holds
+    source = tool("ls", tmp_path / "f", stdout=subprocess.PIPE)
     assert len(source.stdout.read(1000)) == 1000
     source.stdout.close()
     assert source.wait(WAIT_S) == 141

@@ -233,6 +233,14 @@ def test_many_small_records_take_no_time(bring):
     assert (outcome.code, outcome.num_good) == (0, 4)
 
 
+def test_a_page_may_lie_beside_the_others_of_its_space(bring):
+    names = [f"{key.space.name}/{key.hash.hex()}.kv" for key in KEYS]
+    names[1:] = [f"./././{names[1]}", name_of(KEYS[2]), f"./{name_of(KEYS[3])}"]
+    pages = [member(n, page_file(k)) for n, k in zip(names, KEYS, strict=True)]
+    outcome = bring(b"".join(pages) + END)
+    assert (outcome.code, outcome.num_good) == (0, 4)
+
+
 def test_an_archive_may_end_in_the_middle_of_its_end(bring):
     outcome = bring(GOOD + END[:BLOCK])
     assert (outcome.code, outcome.num_good) == (0, 4)
@@ -284,7 +292,7 @@ def test_an_archive_that_cannot_be_read_is_told(tmp_path):
         code, out, err = run(*words)
         assert (code, out) == (2, "")
         assert err.startswith(f"asyncache: error: {tmp_path / name}: {why}")
-        shutil.rmtree(tmp_path / "f")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_stdin_is_an_archive(tmp_path, monkeypatch):
