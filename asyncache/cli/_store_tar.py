@@ -50,7 +50,7 @@ class Member(NamedTuple):
 def member_head(key: PageKey, num_bytes: int) -> bytes:
     """Return what goes before the bytes of a page's file."""
     name = key.hash.hex()
-    member = tarfile.TarInfo(f"{key.space.name}/{name[:2]}/{name}.kv")
+    member = tarfile.TarInfo(f"{key.space.name}/{name[-2:]}/{name}.kv")
     member.size = num_bytes
     return member.tobuf(tarfile.PAX_FORMAT)
 

@@ -15,6 +15,7 @@ from asyncache.core._effects import (
     Ended,
     Fact,
     FactKind,
+    Hurry,
     LoadPlan,
     LookupPlan,
     Moved,
@@ -43,10 +44,12 @@ from asyncache.core._errors import (
 )
 from asyncache.core._hashes import (
     HASH_BYTES,
+    TAG_BYTES,
     Namespace,
     PageHash,
     PageKey,
     hash_pages,
+    namespace_tag,
     root_hash,
 )
 from asyncache.core._holdings import Holder, Holding, Resident
@@ -95,6 +98,7 @@ __all__ = [
     "PARENT_MISSING",
     "PROTOCOL",
     "STAGES",
+    "TAG_BYTES",
     "TOKEN_BYTES",
     "VERSION",
     "AbortedError",
@@ -113,6 +117,7 @@ __all__ = [
     "FactKind",
     "Holder",
     "Holding",
+    "Hurry",
     "InvariantError",
     "KVLayout",
     "Key",
@@ -160,6 +165,7 @@ __all__ = [
     "lfu",
     "lru",
     "mru",
+    "namespace_tag",
     "pack_tokens",
     "priority",
     "restorable",

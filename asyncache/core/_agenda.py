@@ -94,6 +94,7 @@ class Request(Transaction):
         "extent",
         "generation",
         "hit",
+        "is_prefetch",
         "lookup",
         "namespace",
         "needs",
@@ -120,8 +121,11 @@ class Request(Transaction):
         num_pools: int,
         num_reserve: int,
         priority: int,
+        *,
+        is_prefetch: bool,
     ) -> None:
         super().__init__(claim=1)
+        self.is_prefetch = is_prefetch
         self.tokens = bytearray(tokens)
         self.namespace = namespace
         self.generation = -1
@@ -206,12 +210,23 @@ class Piece(NamedTuple):
 class Load(Transaction):
     """Pages on their way from the store; anything may write them until it is quiet."""
 
-    __slots__ = ("anchor", "end", "held", "interest", "is_launched", "pieces", "start")
+    __slots__ = (
+        "anchor",
+        "end",
+        "held",
+        "interest",
+        "is_launched",
+        "is_prefetch",
+        "pieces",
+        "start",
+    )
 
     def __init__(self, start: int, end: int, *, is_launched: bool = True) -> None:
         super().__init__(claim=end - start)
         self.is_launched = is_launched
         """Whether it may start; else it waits for the next launch."""
+        self.is_prefetch = True
+        """Whether nobody ever had interest in it but prefetches."""
         self.start = start
         self.end = end
         self.pieces: list[Piece] = []

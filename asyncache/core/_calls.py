@@ -29,8 +29,11 @@ class Calls:
         namespace: Namespace = None,
         num_reserve_tokens: int = 0,
         priority: int = 0,
+        is_prefetch: bool = False,
     ) -> Request:
         """Open a request for packed tokens; it holds nothing yet.
+
+        What a prefetch has loaded, nobody waits for: that may take its time.
 
         Raises:
             TypeError: If ``priority`` is no int.
@@ -45,9 +48,10 @@ class Calls:
             namespace,
             num_reserve_tokens=num_reserve_tokens,
             priority=priority,
+            is_prefetch=is_prefetch,
         )
         sums = (zlib.crc32(tokens), zlib.crc32(request.root_hash))
-        facts = (len(tokens), num_reserve_tokens, priority, *sums)
+        facts = (len(tokens), num_reserve_tokens, priority, is_prefetch, *sums)
         self._called(b"open", request, *facts)
         return request
 

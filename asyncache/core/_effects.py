@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncache.core._hashes import PageHash
+from asyncache.core._hashes import PageHash, tag_of
 
 if TYPE_CHECKING:
     from asyncache.core._agenda import Request
@@ -65,6 +65,8 @@ class LoadPlan:
     """Position that the claim counts from."""
     end: int
     pieces: tuple[Moved, ...]
+    is_prefetch: bool = False
+    """Whether nobody waits for it; :class:`Hurry` follows if somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ class OffloadPlan:
     end: int
     pieces: tuple[Moved, ...]
     parent: PageHash | None
+
+    @property
+    def tag(self) -> bytes:
+        """The tag of the pages' namespace: no plan has pages of two."""
+        return tag_of(self.pieces[0].hashes[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,13 @@ class StartLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Hurry:
+    """A load that began as a prefetch is waited for now."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class StartOffload:
     """Take pages to the store; be quiet when nothing reads them any more."""
 
@@ -105,11 +119,15 @@ class StartOffload:
 
 @dataclass(frozen=True, slots=True)
 class OfferOffload:
-    """Be quiet once this rank has room and reason to offload so many pages."""
+    """Be quiet once this rank has room and reason to offload so many pages.
+
+    ``tag`` is that of their namespace: a store may be full for one and not for others.
+    """
 
     seq: int
     num_pages: int
     attempts: int
+    tag: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +223,7 @@ class PagesDropped:
 Effect = (
     AskStore
     | StartLoad
+    | Hurry
     | StartOffload
     | OfferOffload
     | Stop

@@ -3,6 +3,9 @@
 A page's hash covers its own tokens and, through its parent's hash, all tokens before
 them, the model, the layout and the namespace. Nothing here depends on the process, the
 rank or the time, so pages written yesterday by another host are found today.
+
+Its first bytes are the same for all pages of a namespace, so that a store can tell
+whose a page is: to bound what each may keep, or to encrypt it with a key of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ Namespace = str | bytes | tuple[str | bytes, ...] | None
 # Sized against an adversary, not against accident: whoever finds a collision reads
 # another tenant's cache.
 HASH_BYTES = 32
+TAG_BYTES = 4
 
 
 class PageKey(NamedTuple):
@@ -30,6 +34,30 @@ class PageKey(NamedTuple):
     def name(self) -> str:
         """A file-name-safe text, different for different keys."""
         return f"{self.hash.hex()}-{self.space.name}"
+
+    @property
+    def tag(self) -> bytes:
+        """The :func:`namespace_tag` of the page's namespace."""
+        return tag_of(self.hash)
+
+
+def tag_of(page_hash: PageHash) -> bytes:
+    """Return the :func:`namespace_tag` of a page's namespace."""
+    return page_hash[:TAG_BYTES]
+
+
+def namespace_tag(namespace: Namespace) -> bytes:
+    """Return what all page hashes of a namespace begin with, whatever the model.
+
+    It tells of nothing but equality, and two namespaces in some billions share one:
+    good enough to count by, and no proof of whose a page is. That is the whole hash.
+
+    Raises:
+        TypeError: As for :func:`root_hash`.
+        ValueError: As for :func:`root_hash`.
+    """
+    text = frame(b"asyncache/tag/1", _namespace_bytes(namespace))
+    return hashlib.sha256(text).digest()[:TAG_BYTES]
 
 
 def root_hash(layout: KVLayout, namespace: Namespace = None) -> PageHash:
@@ -45,13 +73,14 @@ def root_hash(layout: KVLayout, namespace: Namespace = None) -> PageHash:
         ValueError: If a str in it cannot be encoded as UTF-8.
     """
     head = frame(
-        b"asyncache/root/1",
+        b"asyncache/root/2",
         _utf8("model", layout.model),
         _utf8("revision", layout.revision),
         layout.identity,
         _namespace_bytes(namespace),
     )
-    return PageHash(hashlib.sha256(head).digest())
+    rest = hashlib.sha256(head).digest()[TAG_BYTES:]
+    return PageHash(namespace_tag(namespace) + rest)
 
 
 def hash_pages(tokens: bytes, *, page_tokens: int, parent: PageHash) -> list[PageHash]:
@@ -65,10 +94,11 @@ def hash_pages(tokens: bytes, *, page_tokens: int, parent: PageHash) -> list[Pag
     stride = 4 * page_tokens
     sha256 = hashlib.sha256
     digest: bytes = parent
+    tag, rest = parent[:TAG_BYTES], slice(TAG_BYTES, None)
     hashes = []
     # Fixed-length parent, fixed-length body: injective without a frame.
     for start in range(0, len(tokens) - stride + 1, stride):
-        digest = sha256(digest + tokens[start : start + stride]).digest()
+        digest = tag + sha256(digest + tokens[start : start + stride]).digest()[rest]
         hashes.append(digest)
     return hashes  # type: ignore[return-value]  # a NewType costs a call a page
 

@@ -223,6 +223,8 @@ def _check_load(state: State, load: Load) -> None:
     require(may_start, "a load starts once it is launched", load)
     for request in load.interest:
         require(load in request.needs, "interest is mutual", load, request)
+        is_kept = request.is_prefetch or not load.is_prefetch
+        require(is_kept, "who waits makes a load urgent", load, request)
     if load.anchor is None:
         require(load.started, "a load that never started is gone at once", load)
         require(not load.interest, "nobody waits for a draining load", load)

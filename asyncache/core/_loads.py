@@ -116,7 +116,8 @@ def start_load(state: State, load: Load) -> None:
         )
         for pool, start, pages in load.pieces
     )
-    state.effects.append(StartLoad(LoadPlan(load.seq, load.start, load.end, moved)))
+    plan = LoadPlan(load.seq, load.start, load.end, moved, load.is_prefetch)
+    state.effects.append(StartLoad(plan))
 
 
 def prefix_hashes(state: State, node: Node, start: int) -> list[PageHash]:

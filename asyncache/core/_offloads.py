@@ -33,6 +33,7 @@ from asyncache.core._effects import (
     StartOffload,
     Stop,
 )
+from asyncache.core._hashes import tag_of
 from asyncache.core._loads import prefix_hashes
 from asyncache.core._node import Node
 from asyncache.core._reservations import try_pin
@@ -173,9 +174,12 @@ def _unpin(state: State, anchor: Node) -> None:
 
 def offer(state: State, ready: Ready) -> None:
     """Ask the ranks whether they have room: the ready has a place in the ballot."""
-    num_pages = 0 if ready.anchor is None else ready.anchor.end - ready.start
-    attempts = 0 if ready.anchor is None else ready.anchor.attempts
-    state.effects.append(OfferOffload(ready.seq, num_pages, attempts))
+    anchor = ready.anchor
+    if anchor is None:
+        state.effects.append(OfferOffload(ready.seq, 0, 0, b""))
+    else:
+        num_pages, tag = anchor.end - ready.start, tag_of(state.tree.last_hash(anchor))
+        state.effects.append(OfferOffload(ready.seq, num_pages, anchor.attempts, tag))
 
 
 def end_ready(state: State, ready: Ready, *, agreed: bool) -> None:

@@ -51,6 +51,7 @@ def open_request(
     *,
     num_reserve_tokens: int,
     priority: int,
+    is_prefetch: bool,
 ) -> Request:
     """Open a request that holds nothing yet."""
     if num_reserve_tokens < 0:
@@ -62,7 +63,9 @@ def open_request(
     num_reserve = pages_of(state, num_tokens + num_reserve_tokens)
     _check_fits_pool(state, num_reserve)
     num_pools = len(state.ledgers)
-    request = Request(tokens, namespace, num_pools, num_reserve, priority)
+    request = Request(
+        tokens, namespace, num_pools, num_reserve, priority, is_prefetch=is_prefetch
+    )
     state.renew(request)
     state.agenda.add_request(request)
     state.clock += 1

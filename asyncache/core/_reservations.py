@@ -12,6 +12,7 @@ from array import array
 
 from asyncache.core._agenda import Load, Request
 from asyncache.core._boundaries import servable
+from asyncache.core._effects import Hurry
 from asyncache.core._ledger import PageState
 from asyncache.core._node import Node
 from asyncache.core._slack import keeps_promises, page_slack, slot_slack
@@ -77,7 +78,7 @@ def rest_on(state: State, request: Request, node: Node | None, hit: int) -> None
         blank = request.passed[pool] = max(0, hit - window)
         request.tables[pool][:blank] = array("i", [-1]) * blank
     request.slots.is_behind = bool(hit and state.tree.states)
-    _stand(request, loads_under(state, node, hit))
+    _stand(state, request, loads_under(state, node, hit))
     if node is not None:
         for above in state.tree.above(node):
             above.used = state.clock
@@ -96,12 +97,16 @@ def move_anchor(state: State, request: Request, node: Node | None) -> None:
     request.anchor = node
 
 
-def _stand(request: Request, needs: dict[Load, None]) -> None:
+def _stand(state: State, request: Request, needs: dict[Load, None]) -> None:
     for load in request.needs:
         if load not in needs:
             del load.interest[request]
     for load in needs:
         load.interest[request] = None
+        if load.is_prefetch and not request.is_prefetch:
+            load.is_prefetch = False
+            if load.started:
+                state.effects.append(Hurry(load.seq))
     request.needs = needs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from asyncache.core import ClosedError, KVLayout, Namespace, OrderError, root_hash
@@ -89,6 +90,10 @@ class BaseScopes(ABC, Generic[R]):
         """
         self._open_runtime().check_usable()
         return self._prompt_of(tokens, namespace, reserve_tokens, priority)
+
+    def _prefetch_of(self, tokens: TokenSource, namespace: Namespace) -> Prompt:
+        self._open_runtime().check_usable()
+        return replace(self._prompt_of(tokens, namespace, 0, 0), is_prefetch=True)
 
     def _prompt_of(
         self, tokens: TokenSource, namespace: Namespace, reserve: int, priority: int

@@ -267,7 +267,8 @@ class BlockingCache(BaseCache[BlockingRequest]):
         deadline_s: float | None = None,
     ) -> int:
         """Do as :meth:`KVCache.prefetch`; blocks until it is done."""
-        with self.request(tokens, namespace=namespace) as request:
+        prompt = self._prefetch_of(tokens, namespace)
+        with self._new_request(self._open_runtime(), prompt) as request:
             return request.restore(deadline_s=deadline_s).wait().num_tokens
 
     def _usable(self) -> tuple[Runtime[BlockingRequest], TwoThreads]:

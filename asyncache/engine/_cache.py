@@ -142,10 +142,11 @@ class KVCache(CacheLife):
             RankError: As for :meth:`step`.
         """
         check_deadline("deadline_s", deadline_s, self._limits.restore_s)
+        prompt = self._prefetch_of(tokens, namespace)
         if not self._is_alone:
-            [request] = self.admit([self.prompt(tokens, namespace=namespace)])
+            [request] = self.admit([prompt])
             return await _prefetch(self._ranked(), request, deadline_s)
-        with self.request(tokens, namespace=namespace) as request:
+        with self._new_request(self._open_runtime(), prompt) as request:
             hit = await request.restore(deadline_s=deadline_s)
             await hit.wait()
             return hit.num_tokens

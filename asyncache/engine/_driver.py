@@ -23,6 +23,7 @@ from asyncache.core import (
     Ballot,
     Ended,
     Fact,
+    Hurry,
     InvariantError,
     OfferOffload,
     OrderError,
@@ -43,7 +44,7 @@ from asyncache.core import (
 P = ParamSpec("P")
 R = TypeVar("R")
 Told = Restored | Settled | Shortened | Ended
-Started = AskStore | StartLoad | StartOffload | OfferOffload | Stop
+Started = AskStore | StartLoad | Hurry | StartOffload | OfferOffload | Stop
 Failure = InvariantError | RankError
 News = Fact | PagesCached | PagesDropped
 

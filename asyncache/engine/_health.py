@@ -11,6 +11,9 @@ on trial      somebody asked             up if it answers, down if it fails; if 
 
 One lookup at a time tries a store that was down: many at once would each wait for it,
 as if nobody knew.
+
+A store that refuses pages is not down. It may have a bound for each namespace, so only
+the one whose pages were refused waits until it is tried again.
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ class Health:
         self._tell = tell
         self._num_failures = dict.fromkeys(TransferKind, 0)
         self._down_until = 0.0
-        self._full_until = 0.0
+        self._full_until: dict[bytes, float] = {}
+        """By the tags of namespaces; those that are over go when the next comes."""
         self._is_down = False
         self._trial = Trial()
 
@@ -77,7 +81,7 @@ class Health:
         now = self._clock()
         return StoreHealth(
             is_down=self._is_down,
-            is_full=now < self._full_until,
+            is_full=any(now < until for until in self._full_until.values()),
             num_failures=max(self._num_failures.values()),
             retry_s=max(0.0, self._down_until - now),
         )
@@ -91,10 +95,10 @@ class Health:
         self._trial.is_on = True
         return self._trial
 
-    def offload_delay_s(self, attempts: int) -> float:
+    def offload_delay_s(self, attempts: int, tag: bytes) -> float:
         """Return the seconds to wait before an offload, after so many failures."""
         now = self._clock()
-        left_s = max(self._down_until, self._full_until) - now
+        left_s = max(self._down_until, self._full_until.get(tag, 0.0)) - now
         if not attempts:
             return max(0.0, left_s)
         doublings = min(attempts - 1, _MOST_DOUBLINGS)
@@ -119,9 +123,10 @@ class Health:
             self._is_down = True
             self._tell(StoreDown(num_failures, retry_s))
 
-    def rejected(self, num_pages: int) -> None:
-        """Take note that the store is full."""
-        retry_s = self._limits.breaker_s
-        if self._clock() >= self._full_until:
+    def rejected(self, num_pages: int, tag: bytes) -> None:
+        """Take note that the store is full, for a namespace at least."""
+        now, retry_s = self._clock(), self._limits.breaker_s
+        waiting = {t: until for t, until in self._full_until.items() if now < until}
+        if tag not in waiting:
             self._tell(StoreFull(num_pages, retry_s))
-        self._full_until = self._clock() + retry_s
+        self._full_until = waiting | {tag: now + retry_s}

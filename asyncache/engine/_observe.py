@@ -39,7 +39,11 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class StoreFull:
-    """The store refused pages; it is left alone for ``retry_s`` seconds."""
+    """The store refused pages; others of their namespace wait for ``retry_s`` seconds.
+
+    It may be full for all, or keep no more of this one: other namespaces find out for
+    themselves.
+    """
 
     num_pages: int
     retry_s: float
@@ -174,7 +178,7 @@ class StoreHealth:
         is_down: Whether it failed ``Limits.breaker_failures`` times in a row, and has
             not answered since: lookups miss at once, but for one that tries it when
             ``retry_s`` have passed.
-        is_full: Whether it refused pages a while ago: offloads wait.
+        is_full: Whether it refused pages a while ago: offloads of their namespace wait.
         num_failures: Failures in a row, of the kind of transfer that has most.
         retry_s: Seconds until it is tried again.
     """

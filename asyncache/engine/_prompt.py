@@ -36,6 +36,7 @@ class Prompt:
         num_reserve_tokens: Tokens beyond these whose pages are reserved with them.
         priority: What the ``priority`` policy keeps its pages by.
         scope: Whose it is; None where every rank has a scope of its own for it.
+        is_prefetch: Whether nobody waits for what it has loaded.
     """
 
     tokens: bytes
@@ -43,6 +44,7 @@ class Prompt:
     num_reserve_tokens: int = 0
     priority: int = 0
     scope: ScopeId | None = None
+    is_prefetch: bool = False
 
 
 def make_prompt(
@@ -73,6 +75,8 @@ def check_prompt(prompt: object, *, cache: int, num_ranks: int) -> None:
     _check_tokens(prompt.tokens)
     check_count("num_reserve_tokens", prompt.num_reserve_tokens)
     check_count("priority", prompt.priority, least=-MAX_TOKEN)
+    if not isinstance(prompt.is_prefetch, bool):
+        raise TypeError(f"is_prefetch is a bool, not {prompt.is_prefetch!r}")
     if prompt.scope is not None:
         _check_scope(prompt.scope, cache=cache, num_ranks=num_ranks)
 

@@ -158,6 +158,7 @@ class Runtime(Generic[Q]):
             namespace=prompt.namespace,
             num_reserve_tokens=prompt.num_reserve_tokens,
             priority=prompt.priority,
+            is_prefetch=prompt.is_prefetch,
         )
         self._requests[state.seq] = request
         request._told_opened(state)  # noqa: SLF001 - scope and runtime are one

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar, assert_never
 
 import anyio
@@ -27,6 +28,7 @@ from asyncache.core import (
     GOOD,
     PARENT_MISSING,
     AskStore,
+    Hurry,
     LoadPlan,
     LookupPlan,
     OfferOffload,
@@ -152,6 +154,8 @@ class Transfers:
                 self._own(TransferKind.LOOKUP, self._lookup, lookup)
             case StartLoad(load):
                 self._own(TransferKind.LOAD, self._load, load)
+            case Hurry(seq):
+                self._linker.hurry(seq)
             case StartOffload(offload):
                 self._own(TransferKind.OFFLOAD, self._offload, offload)
             case OfferOffload():
@@ -252,7 +256,7 @@ class Transfers:
 
     def _judge(self, outcome: Outcome, plan: OffloadPlan) -> None:
         if outcome is Outcome.REJECTED:
-            self._health.rejected(plan.end - plan.start)
+            self._health.rejected(plan.end - plan.start, plan.tag)
         elif outcome is Outcome.FAILED:
             self._failed(TransferKind.OFFLOAD, plan, None)
         else:
@@ -271,7 +275,7 @@ class Transfers:
 
     def _offer(self, plan: OfferOffload) -> None:
         """Agree to an offload as soon as the store may be tried."""
-        delay_s = self._health.offload_delay_s(plan.attempts)
+        delay_s = self._health.offload_delay_s(plan.attempts, plan.tag)
         if self._is_stopped:
             self._votes.sink(plan.seq, 0)
         elif not delay_s:
@@ -283,7 +287,7 @@ class Transfers:
     def _offer_again(self, plan: OfferOffload) -> None:
         del self._timers[plan.seq]
         # The failures are waited out; what is left is a store that is still down.
-        self._offer(OfferOffload(plan.seq, plan.num_pages, attempts=0))
+        self._offer(replace(plan, attempts=0))
 
 
 def _now() -> float:

@@ -65,13 +65,21 @@ class Linker(ABC):
         """Fill the plan's pages.
 
         Args:
-            plan: Pages to fill; they are the transfer's until it ends.
+            plan: Pages to fill; they are the transfer's until it ends. Where it
+                ``is_prefetch``, loads that are waited for should come before it.
             landed: Called with layers in order, as soon as every page has them. Not
                 called again once a page turned out bad.
 
         Returns:
             How many leading positions of the plan are good: all their pages hold the
             bytes that were stored, verified.
+        """
+
+    def hurry(self, seq: int) -> None:  # noqa: B027 - most have no other order
+        """Take note that a load is no prefetch any more: somebody waits for it.
+
+        Args:
+            seq: The load's; it may have ended.
         """
 
     @abstractmethod

@@ -8,7 +8,8 @@ to the device, the store reads into the next.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncache.core import (
@@ -24,6 +25,7 @@ from asyncache.devices import Device
 from asyncache.linkers._abc import Landed, Linker, Outcome
 from asyncache.linkers._flight import Flight
 from asyncache.linkers._staging import Staging
+from asyncache.linkers._turns import Ticket, Turn, Turns, Urgency
 from asyncache.stores import Status, Store
 
 # What the loop may spend at once: a slice costs it a microsecond, however small.
@@ -60,7 +62,13 @@ class StoreLinker(Linker):
             may begin with the first layers while the others are on their way. Each
             part costs a read a page.
         batch_bytes: Bytes that one call to the store moves, at least a page.
-        num_staging: Staging buffers of ``batch_bytes``, where the device needs them.
+        num_batches: How many of those may be on their way at once, of all transfers.
+            Where there are two or more, one is left to loads. The device may need a
+            staging buffer for each.
+        load_bytes_per_s: How fast loads may go that somebody waits for; with no bound
+            when None, like the others.
+        prefetch_bytes_per_s: How fast prefetches may go.
+        offload_bytes_per_s: How fast offloads may go.
 
     Raises:
         ValueError: If a number is out of range.
@@ -75,7 +83,10 @@ class StoreLinker(Linker):
         num_ranks: int = 1,
         layer_groups: int = 1,
         batch_bytes: int = 32 * 2**20,
-        num_staging: int = 4,
+        num_batches: int = 4,
+        load_bytes_per_s: float | None = None,
+        prefetch_bytes_per_s: float | None = None,
+        offload_bytes_per_s: float | None = None,
     ) -> None:
         layout = device.layout
         self._spaces = [
@@ -92,11 +103,25 @@ class StoreLinker(Linker):
         largest = max(space.page_bytes for space in self._spaces)
         if batch_bytes < largest:
             raise ValueError(f"batch_bytes must hold a page, {largest}: {batch_bytes}")
+        if num_batches < 1:
+            raise ValueError(f"num_batches must be at least 1, not {num_batches}")
         self._store = store
         self._device = device
         self._batch_bytes = batch_bytes
         self._layer_groups = layer_groups
-        self._staging = Staging(device, num_staging, batch_bytes)
+        self._staging = Staging(device, num_batches, batch_bytes)
+        rates = {
+            Urgency.LOAD: load_bytes_per_s,
+            Urgency.PREFETCH: prefetch_bytes_per_s,
+            Urgency.OFFLOAD: offload_bytes_per_s,
+        }
+        self._turns = Turns(
+            num_batches * batch_bytes,
+            spared=batch_bytes if num_batches > 1 else 0,
+            bytes_per_s=_checked(rates),
+        )
+        self._tickets: dict[int, Ticket] = {}
+        """Of the loads that run, by their numbers."""
 
     async def open(self) -> None:
         if not self._device.host_addressable:
@@ -113,13 +138,25 @@ class StoreLinker(Linker):
         return [[next(found) for _ in ask.hashes] for ask in plan.asks]
 
     async def load(self, plan: LoadPlan, landed: Landed) -> int:
+        ticket = Ticket(Urgency.PREFETCH if plan.is_prefetch else Urgency.LOAD)
+        self._tickets[plan.seq] = ticket
+        try:
+            return await self._load(plan, landed, ticket)
+        finally:
+            self._tickets.pop(plan.seq, None)
+
+    def hurry(self, seq: int) -> None:
+        if (ticket := self._tickets.get(seq)) is not None:
+            self._turns.hurry(ticket)
+
+    async def _load(self, plan: LoadPlan, landed: Landed, ticket: Ticket) -> int:
         batches = self._batches(plan.pieces)
         good = plan.end
         async with Flight(landed) as flight:
             for layers in self._layer_runs():
                 for batch in batches:
                     if batch.start < good:
-                        num_good = await self._read(batch, layers, flight)
+                        num_good = await self._read(batch, layers, flight, ticket)
                         if num_good < len(batch.pages):
                             good = min(good, batch.start + num_good)
                 if good == plan.end:
@@ -133,8 +170,13 @@ class StoreLinker(Linker):
             if not any(await self._store.contains([parent])):
                 return Outcome.PARENT_MISSING
         ours = [piece for piece in plan.pieces if self._writes[piece.pool]]
+        ticket = Ticket(Urgency.OFFLOAD)
         for batch in self._batches(ours):
-            statuses = await self._write(batch)
+            turn = await self._turns.begin(ticket, self._cost(batch))
+            try:
+                statuses = await self._write(batch)
+            finally:
+                turn.end()
             if Status.REJECTED in statuses:
                 return Outcome.REJECTED
             if list(statuses) != [Status.HIT] * len(batch.pages):
@@ -167,23 +209,45 @@ class StoreLinker(Linker):
             pages, hashes = piece.pages[run], piece.hashes[run]
             yield Batch(space.pool, space, start, pages, hashes)
 
-    async def _read(self, batch: Batch, layers: range, flight: Flight) -> int:
+    def _cost(self, batch: Batch) -> int:
+        """Return the bytes that are taken while a batch is on its way."""
+        if not self._device.host_addressable:
+            return self._batch_bytes  # a buffer, however much of it is used
+        return len(batch.pages) * batch.space.page_bytes
+
+    async def _read(
+        self, batch: Batch, layers: range, flight: Flight, ticket: Ticket
+    ) -> int:
         """Fill a batch, or begin to; return how many of its leading pages are good."""
         own = range(layers.start, min(layers.stop, batch.space.num_layers))
         if not own:
             return len(batch.pages)
         which = None if len(own) == batch.space.num_layers else own
+        turn = await self._turns.begin(ticket, self._cost(batch))
         if not self._device.host_addressable:
-            return await self._read_staged(batch, own, which, flight)
-        views = self._device.page_views(batch.pool, batch.pages, which)
-        statuses = await self._store.get_into(batch.keys, views, which)
+            return await self._read_staged(batch, own, which, flight, turn)
+        try:
+            views = self._device.page_views(batch.pool, batch.pages, which)
+            statuses = await self._store.get_into(batch.keys, views, which)
+        finally:
+            turn.end()
         return _num_good(batch, statuses)
 
     async def _read_staged(
-        self, batch: Batch, own: range, which: range | None, flight: Flight
+        self,
+        batch: Batch,
+        own: range,
+        which: range | None,
+        flight: Flight,
+        turn: Turn,
     ) -> int:
         size = len(own) * batch.space.layer_bytes
-        buffer = await self._staging.take()
+        buffer = self._staging.take()
+
+        def give() -> None:
+            self._staging.give(buffer)
+            turn.end()
+
         copy = None
         try:
             views = _cut_buffer(buffer, len(batch.pages), size)
@@ -194,9 +258,9 @@ class StoreLinker(Linker):
                 copy = self._device.start_write(batch.pool, pages, source, which)
         finally:
             if copy is None:
-                self._staging.give(buffer)
+                give()
         if copy is not None:
-            flight.add(copy, lambda: self._staging.give(buffer))
+            flight.add(copy, give)
         return count
 
     async def _write(self, batch: Batch) -> list[Status]:
@@ -205,10 +269,24 @@ class StoreLinker(Linker):
             views = device.page_views(batch.pool, pages)
             return await self._store.put(batch.keys, views)
         size = batch.space.page_bytes
-        async with self._staging.borrow_for_offload() as buffer:
+        buffer = self._staging.take()
+        try:
             await device.read_pages(batch.pool, pages, buffer[: len(pages) * size])
             views = _cut_buffer(buffer, len(pages), size)
             return await self._store.put(batch.keys, views)
+        finally:
+            self._staging.give(buffer)
+
+
+def _checked(rates: Mapping[Urgency, float | None]) -> dict[Urgency, float]:
+    found = {}
+    for urgency, rate in rates.items():
+        if rate is not None:
+            if not 0 < rate < math.inf:
+                name = f"{urgency.name.lower()}_bytes_per_s"
+                raise ValueError(f"{name} must be positive and finite, not {rate}")
+            found[urgency] = rate
+    return found
 
 
 def _num_good(batch: Batch, statuses: Sequence[Status]) -> int:

@@ -6,7 +6,7 @@ asked for, the same are read there. All slots of a page have one size, out of th
 that its codec allows; where there are several, the inner store is asked for all.
 
     PageKey(hash, "kv-0of2-bfloat16-4x2x16x8x128")       what the caller names
-    PageKey(hash', "zstd1-0of2-uint8-4x24592")           what the inner store keeps
+    PageKey(hash', "zstd2-0of2-uint8-4x24592")           what the inner store keeps
 
 The inner hash covers the outer key, all of it, and the codec with its version: what
 differs outside differs inside, and plain pages and coded ones never meet.
@@ -60,8 +60,12 @@ class Codec(ABC):
     name: str
 
     @abstractmethod
+    def takes(self, key: PageKey) -> bool:
+        """Return whether there are pages of this key's namespace at all."""
+
+    @abstractmethod
     def page_hash(self, key: PageKey) -> PageHash:
-        """Return what the inner store knows a page by."""
+        """Return what the inner store knows a page by; its tag stays what it is."""
 
     @abstractmethod
     def slot_bytes(self, layer_bytes: int) -> Sequence[int]:
@@ -104,7 +108,8 @@ class CodedStore(Store, ABC):
 
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         self._check_usable()
-        found = await self._find([self._places(key) for key in keys])
+        takes = self._codec.takes
+        found = await self._find([self._places(k) if takes(k) else [] for k in keys])
         return [place is not None for place in found]
 
     async def get_into(
@@ -115,26 +120,29 @@ class CodedStore(Store, ABC):
     ) -> list[Status]:
         self._check_usable()
         check_batch(keys, targets, layers)
-        statuses: list[Status] = []
-        for part in split(targets, _PART_BYTES):
-            cut = slice(part.start, part.stop)
-            statuses += await self._get_part(keys[cut], targets[cut], layers)
-        return statuses
+        ours = self._taken(keys)
+        answers: list[Status] = []
+        for part in _parts(ours, targets):
+            some, into = [keys[i] for i in part], [targets[i] for i in part]
+            answers += await self._get_part(some, into, layers)
+        return _spread(answers, ours, len(keys), others=Status.MISS)
 
     async def put(
         self, keys: Sequence[PageKey], sources: Sequence[PageBuffers]
     ) -> list[Status]:
         self._check_usable()
         check_batch(keys, sources)
-        statuses: list[Status] = []
-        for part in split(sources, _PART_BYTES):
-            cut = slice(part.start, part.stop)
-            statuses += await self._put_part(keys[cut], sources[cut])
-        return statuses
+        ours = self._taken(keys)
+        answers: list[Status] = []
+        for part in _parts(ours, sources):
+            some, of = [keys[i] for i in part], [sources[i] for i in part]
+            answers += await self._put_part(some, of)
+        return _spread(answers, ours, len(keys), others=Status.REJECTED)
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         self._check_usable()
-        await self._inner.remove([place for key in keys for place in self._places(key)])
+        ours = [keys[i] for i in self._taken(keys)]
+        await self._inner.remove([place for key in ours for place in self._places(key)])
 
     async def keys(self) -> AsyncIterator[PageKey]:
         self._check_usable()
@@ -256,6 +264,9 @@ class CodedStore(Store, ABC):
         page_hash = self._codec.page_hash(key)
         return [PageKey(page_hash, space) for space in spaces]
 
+    def _taken(self, keys: Sequence[PageKey]) -> list[int]:
+        return [i for i, key in enumerate(keys) if self._codec.takes(key)]
+
     def _has_ended(self) -> bool:
         """Return whether it is closed: to be asked again after each await."""
         return self._is_closed
@@ -263,6 +274,20 @@ class CodedStore(Store, ABC):
     def _check_usable(self) -> None:
         if self._is_closed:
             raise ClosedError("the store is closed")
+
+
+def _parts(which: Sequence[int], pages: Sequence[PageBuffers]) -> list[Sequence[int]]:
+    parts = split([pages[i] for i in which], _PART_BYTES)
+    return [which[part.start : part.stop] for part in parts]
+
+
+def _spread(
+    answers: Sequence[Status], which: Sequence[int], count: int, *, others: Status
+) -> list[Status]:
+    statuses = [others] * count
+    for place, answer in zip(which, answers, strict=True):
+        statuses[place] = answer
+    return statuses
 
 
 def _of_size(places: Sequence[PageKey], num_bytes: int) -> PageKey:

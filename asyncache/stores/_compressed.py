@@ -19,12 +19,12 @@ from types import ModuleType
 
 from xxhash import xxh3_64
 
-from asyncache.core import PageHash, PageKey
+from asyncache.core import TAG_BYTES, PageHash, PageKey
 from asyncache.stores._abc import Store
 from asyncache.stores._coded import Codec, CodedStore, Coder
 from asyncache.stores._extras import load_extra
 
-_NAME = "zstd1"
+_NAME = "zstd2"
 _NUM_SIZES = 8
 _DIGEST_BYTES = 8
 _NUMBER = struct.Struct("<Q")
@@ -67,10 +67,12 @@ class _Zstd(Codec):
         self._zstd = load_extra("zstandard", extra="zstd", user="CompressedStore")
         self._level = level
 
+    def takes(self, key: PageKey) -> bool:  # noqa: ARG002 - pages of all
+        return True
+
     def page_hash(self, key: PageKey) -> PageHash:
-        return PageHash(
-            hashlib.sha256(b"asyncache/zstd/1/" + key.name.encode()).digest()
-        )
+        digest = hashlib.sha256(b"asyncache/zstd/2/" + key.name.encode()).digest()
+        return PageHash(key.tag + digest[TAG_BYTES:])
 
     def slot_bytes(self, layer_bytes: int) -> Sequence[int]:
         # Of tiny slices, eighths may be equal.

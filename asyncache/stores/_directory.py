@@ -12,9 +12,11 @@ import aiofiles.os
 
 from asyncache.core import StoreError
 from asyncache.stores._control import CONTROL_NAME, StoreKind, read_control
+from asyncache.stores._page_files import make_private
 
-FORMAT = 1
+FORMAT = 2
 TEMPORARY_NAME = "tmp"
+_MODE = 0o600
 # Longer than any page takes to write, on any disk that is worth a cache.
 STALE_S = 3600.0
 
@@ -31,7 +33,7 @@ def prepare_blocking(directory: str) -> str:
     root = Path(directory)
     temporary = root / TEMPORARY_NAME
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
+        make_private(str(temporary))
         sweep(temporary)
         _agree_on_format(root / CONTROL_NAME, temporary / secrets.token_hex(8))
     except OSError as error:
@@ -80,6 +82,7 @@ def sweep(temporary: Path) -> int:
 def _agree_on_format(control: Path, draft: Path) -> None:
     # Written in any case, to see now and not at the first page whether that works.
     try:
+        draft.touch(_MODE)
         draft.write_text(json.dumps({"format": FORMAT}) + "\n")
         found = _read_format(control)
         if found is None:

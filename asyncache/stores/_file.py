@@ -16,6 +16,7 @@ from asyncache.core import OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split, until
 from asyncache.stores._directory import look_up, prepare, sweep
+from asyncache.stores._file_room import FileRoom, NoRoomError
 from asyncache.stores._page_files import PageFiles, PageReader
 from asyncache.stores._page_walk import Entry, walk
 from asyncache.threads import Stop, Workers
@@ -29,15 +30,19 @@ class FileStore(Store):
     """Pages in files under a directory of a local or network file system.
 
     A page is written beside its place and renamed into it, so pages are there whole or
-    not at all after any crash of a process. It is written once and never evicted:
-    bound the directory from outside, as with a quota, and delete files at will, also
-    while the store is in use. Linux only.
+    not at all after any crash of a process. Files are this user's alone; delete them at
+    will, also while the store is in use. Linux only.
 
     The constructor does no I/O: ``async with FileStore(path) as store``, or leave that
     to the cache.
 
     Args:
         directory: Made if it does not exist.
+        max_bytes: What all pages may take; those that were used longest ago give way.
+            All processes share the bound, so give each the same; each may be over it by
+            a 256th. Finding the oldest looks at every file there is, each time an
+            eighth of the bound was written. With None nothing is ever evicted: bound
+            the directory from outside, as with a quota.
         num_threads: Threads that read; half as many write, so that a backlog of
             writes never delays a read.
         checksums: Whether to write an xxh3_64 digest of each layer slice and to verify
@@ -51,12 +56,13 @@ class FileStore(Store):
             found corrupt: those without digests are a MISS as ever, and stay too.
 
     Raises:
-        ValueError: If ``num_threads`` is below 1.
+        ValueError: If ``num_threads`` or ``max_bytes`` is below 1.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
+        max_bytes: int | None = None,
         *,
         num_threads: int = 4,
         checksums: bool = True,
@@ -65,13 +71,17 @@ class FileStore(Store):
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
         self._directory = os.fspath(directory)
+        self._max_bytes = max_bytes
         self._checksums = checksums
         self._durable = durable
         self._creates = create
         self._reads = Workers(num_threads, "asyncache-read", owner="store")
         self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
         self._temporary: str | None = None
+        self._room: FileRoom | None = None
         self._spaces: dict[PageSpace, PageFiles] = {}
 
     def __repr__(self) -> str:
@@ -89,9 +99,10 @@ class FileStore(Store):
         self._writes.check_open()
         if self._temporary is None:
             come_in = prepare if self._creates else look_up
-            self._temporary = await come_in(
-                self._directory, executor=self._writes.executor
-            )
+            temporary = await come_in(self._directory, executor=self._writes.executor)
+            if self._max_bytes is not None:
+                self._room = FileRoom(self._directory, temporary, self._max_bytes)
+            self._temporary = temporary
 
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         self._check_usable()
@@ -140,11 +151,12 @@ class FileStore(Store):
                 key = keys[index]
                 files = self._files(key.space)
                 if files.holds(key.hash):
+                    files.note_use(key.hash, 0.0)
                     statuses[index] = Status.HIT
                 elif full.is_set():
                     statuses[index] = Status.REJECTED
                 else:
-                    statuses[index] = files.write(key.hash, sources[index])
+                    statuses[index] = self._write(key, sources[index], stop)
                     if statuses[index] is Status.REJECTED:
                         full.set()
 
@@ -207,7 +219,23 @@ class FileStore(Store):
 
     async def aclose(self) -> None:
         await self._reads.aclose()
-        await self._writes.aclose()
+        await self._writes.aclose(None if self._room is None else self._room.leave)
+
+    def _write(self, key: PageKey, source: PageBuffers, stop: Stop) -> Status:
+        files, room = self._files(key.space), self._room
+        if room is None:
+            return files.write(key.hash, source)
+        num_bytes = files.frame.file_bytes
+        try:
+            room.take(num_bytes, stop)
+        except NoRoomError:
+            return Status.REJECTED
+        except OSError:
+            return Status.UNAVAILABLE
+        status = files.write(key.hash, source)
+        if status is not Status.HIT:
+            room.give_back(num_bytes)
+        return status
 
     def _check_usable(self) -> None:
         self._writes.check_open()
@@ -225,6 +253,7 @@ class FileStore(Store):
                 digests=self._checksums,
                 keeps_plain=not self._creates,
                 durable=self._durable,
+                notes_uses=self._room is not None,
             )
             # Several threads may come here at once; all of theirs are as good.
             self._spaces[space] = files

@@ -5,7 +5,7 @@ it or what a fault left: and that is corrupt, told apart by the frame and remove
 """
 
 # A Path costs as much as the system calls that it would be made for.
-# ruff: noqa: PTH103, PTH104, PTH108, PTH120
+# ruff: noqa: PTH102, PTH104, PTH108, PTH120
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import errno
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from stat import S_ISREG
@@ -25,7 +26,9 @@ from asyncache.stores._frame_io import read_all, write_all
 # A FIFO must not block the open, and a link must not lead out of the directory.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MODE = 0o644
+_MODE = 0o600
+_PRIVATE = 0o700
+_SAME_USE_S = 60.0
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 # What a link, directory, FIFO or socket answers to open and preadv.
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ESPIPE, errno.ENXIO})
@@ -33,7 +36,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class PageFiles:
-    """The pages of one space: ``directory/hh/hash.kv``, ``hh`` the hash's first byte.
+    """The pages of one space: ``directory/hh/hash.kv``, ``hh`` the hash's last byte.
 
     Args:
         directory: Where this space's pages live.
@@ -43,6 +46,8 @@ class PageFiles:
             them.
         durable: Whether a page reaches the disk before it becomes visible.
         keeps_plain: Whether pages that are not read, for they have none, stay.
+        notes_uses: Whether a file's time says when its page was last used; within a
+            minute, for that is a write.
     """
 
     def __init__(
@@ -54,10 +59,12 @@ class PageFiles:
         digests: bool,
         durable: bool,
         keeps_plain: bool = False,
+        notes_uses: bool = False,
     ) -> None:
         self.frame = Frame(space)
         self.digests = digests
         self.keeps_plain = keeps_plain
+        self.notes_uses = notes_uses
         self._durable = durable
         self._directory = directory
         # Nobody shares the prefix, whatever process, container or host it is.
@@ -67,7 +74,7 @@ class PageFiles:
     def path(self, page_hash: PageHash) -> str:
         """Return where a page is, if it is there."""
         name = page_hash.hex()
-        return f"{self._directory}/{name[:2]}/{name}.kv"
+        return f"{self._directory}/{name[-2:]}/{name}.kv"
 
     def holds(self, page_hash: PageHash) -> bool:
         """Return whether a regular file of the right length is there."""
@@ -76,6 +83,12 @@ class PageFiles:
         except OSError:
             return False
         return found.st_size == self.frame.file_bytes and S_ISREG(found.st_mode)
+
+    def note_use(self, page_hash: PageHash, used_s: float) -> None:
+        """Have a file's time tell of a use, if what it says, ``used_s``, is old."""
+        if self.notes_uses and time.time() - used_s > _SAME_USE_S:
+            with suppress(OSError):
+                os.utime(self.path(page_hash))
 
     def remove(self, page_hash: PageHash) -> None:
         """Remove a page, and anything else that has its name, if that can be done."""
@@ -108,7 +121,7 @@ class PageFiles:
         try:
             descriptor = os.open(path, _CREATE, _MODE)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_private(os.path.dirname(path))
             descriptor = os.open(path, _CREATE, _MODE)
         try:
             write_all(descriptor, views, 0)
@@ -122,7 +135,7 @@ class PageFiles:
         try:
             os.rename(temporary, path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_private(os.path.dirname(path))
             os.rename(temporary, path)
         except IsADirectoryError:
             self.remove(page_hash)
@@ -130,6 +143,17 @@ class PageFiles:
 
     def _new_temporary(self) -> str:
         return f"{self._temporary}-{next(self._count)}"
+
+
+def make_private(directory: str) -> None:
+    """Make a directory, and what it lies in, for this user alone."""
+    try:
+        os.mkdir(directory, _PRIVATE)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make_private(os.path.dirname(directory))
+        make_private(directory)
 
 
 class PageReader:
@@ -150,10 +174,13 @@ class PageReader:
 
     def read(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
         """Read a page's layers: HIT, MISS, UNAVAILABLE, or CORRUPT and removed."""
+        used_s = 0.0
         try:
             descriptor = os.open(self._files.path(page_hash), _READ)
             try:
                 is_whole = self._fill(descriptor, buffers)
+                if self._files.notes_uses:
+                    used_s = os.fstat(descriptor).st_mtime
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -163,6 +190,8 @@ class PageReader:
                 return Status.UNAVAILABLE
             is_whole = False
         status = self._judge(page_hash, buffers) if is_whole else Status.CORRUPT
+        if status is Status.HIT:
+            self._files.note_use(page_hash, used_s)
         is_kept = status is Status.MISS and self._files.keeps_plain
         if status is not Status.HIT and not is_kept:
             self._files.remove(page_hash)

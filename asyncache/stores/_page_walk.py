@@ -24,6 +24,9 @@ class Entry(NamedTuple):
     """Whether it is a regular file, as long as the page."""
     num_bytes: int
     """Its length; 0 if it is no file."""
+    used_ns: int
+    """When it was written, or noted to be used."""
+    path: str
 
 
 def walk(directory: str) -> Iterator[Entry | None]:
@@ -45,7 +48,7 @@ def _walk_space(directory: str, space: PageSpace) -> Iterator[Entry | None]:
         yield None
         for name in _names(f"{directory}/{half}"):
             match = _PAGE.fullmatch(name)
-            if match is None or not name.startswith(half) or len(half) != 2:  # noqa: PLR2004
+            if match is None or match[1][-2:] != half:
                 yield None
             else:
                 key = PageKey(PageHash(bytes.fromhex(match[1])), space)
@@ -58,9 +61,10 @@ def _look(path: str, key: PageKey) -> Entry | None:
     except _ABSENT:
         return None
     if not S_ISREG(found.st_mode):
-        return Entry(key, is_page=False, num_bytes=0)
-    is_page = found.st_size == frame_bytes(key.space)
-    return Entry(key, is_page=is_page, num_bytes=found.st_size)
+        return Entry(key, is_page=False, num_bytes=0, used_ns=0, path=path)
+    size = found.st_size
+    is_page = size == frame_bytes(key.space)
+    return Entry(key, is_page, size, used_ns=found.st_mtime_ns, path=path)
 
 
 def _names(directory: str) -> Iterator[str]:

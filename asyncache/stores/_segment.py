@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from asyncache.core import (
     ClosedError,
+    Namespace,
     OrderError,
     PageHash,
     PageKey,
@@ -31,6 +32,7 @@ from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
 from asyncache.stores._segment_index import SLOTS_PER_SEGMENT, SegmentIndex
+from asyncache.stores._segment_quotas import Quotas, SegmentQuotas
 from asyncache.stores._slot_pages import SlotPages
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop, Workers
@@ -72,10 +74,13 @@ class SegmentStore(Store):
             alone in a directory may change what is there; who comes while others use
             it takes theirs. None takes what is there, also when alone: the directory
             must be a store's with a sound index, and stays as it is but for pages that
-            are put, or found corrupt. Reading is no use then, and pages without
-            digests, a MISS as ever, stay.
+            are put, or found corrupt. Reads do not count as uses then, and
+            pages without digests, a MISS as ever, stay.
         segment_bytes: Length of a file, which holds pages of one kind; a page must fit.
             As it is there where ``max_bytes`` is None.
+        namespace_bytes: What the pages of each namespace may take, or of those that are
+            named; whose pages are over that loses its own oldest ones. It binds what
+            this store writes; others of the directory have bounds of their own.
         num_threads: Threads that read; half as many write, so that a backlog of writes
             never delays a read.
         checksums: As for :class:`FileStore`.
@@ -85,6 +90,7 @@ class SegmentStore(Store):
 
     Raises:
         ValueError: If a number is out of range.
+        TypeError: If a bound of a namespace is no int.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class SegmentStore(Store):
         max_bytes: int | None,
         *,
         segment_bytes: int = 256 * 2**20,
+        namespace_bytes: int | Mapping[Namespace, int] | None = None,
         num_threads: int = 4,
         checksums: bool = True,
         durable: bool = False,
@@ -112,6 +119,7 @@ class SegmentStore(Store):
         self._path = os.fspath(directory)
         self._max_segments = None if max_bytes is None else max_bytes // segment_bytes
         self._segment_bytes = segment_bytes
+        self._quotas = Quotas(namespace_bytes)
         self._checksums = checksums
         self._durable = durable
         self._direct = direct
@@ -309,6 +317,12 @@ class SegmentStore(Store):
                 mine.index,
                 space,
                 self._stock,
+                SegmentQuotas(
+                    self._quotas,
+                    mine.index,
+                    mine.database,
+                    directory.files.segment_bytes,
+                ),
                 digests=self._checksums,
                 durable=self._durable,
                 direct=self._direct,

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from asyncache.core import TAG_BYTES
 from asyncache.threads import Stop
 
 _Answer = TypeVar("_Answer")
@@ -21,25 +22,35 @@ Rows = list[tuple[Any, ...]]
 
 WAIT_S = 1.0
 _LONGEST_PAUSE_S = 0.02
-_SCHEMA = """
-CREATE TABLE space (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slots INTEGER NOT NULL);
-CREATE TABLE segment (
-    id INTEGER PRIMARY KEY, space INTEGER REFERENCES space);
-CREATE TABLE page (
+_SCHEMA = (
+    """CREATE TABLE space (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slots INTEGER NOT NULL)""",
+    """CREATE TABLE segment (
+    id INTEGER PRIMARY KEY, space INTEGER REFERENCES space)""",
+    """CREATE TABLE page (
     space INTEGER NOT NULL, hash BLOB NOT NULL, slot INTEGER NOT NULL UNIQUE,
     seq INTEGER NOT NULL, born INTEGER NOT NULL, PRIMARY KEY (space, hash)
-    ) WITHOUT ROWID;
-CREATE INDEX page_by_age ON page (space, seq);
-CREATE TABLE free (
+    ) WITHOUT ROWID""",
+    "CREATE INDEX page_by_age ON page (space, seq)",
+    """CREATE TABLE free (
     space INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
-    PRIMARY KEY (space, slot)) WITHOUT ROWID;
-CREATE TABLE claim (
-    slot INTEGER PRIMARY KEY, space INTEGER NOT NULL, owner TEXT NOT NULL);
-CREATE INDEX claim_by_owner ON claim (owner);
-CREATE TABLE clock (seq INTEGER NOT NULL);
-INSERT INTO clock VALUES (1);
-"""
+    PRIMARY KEY (space, slot)) WITHOUT ROWID""",
+    """CREATE TABLE claim (
+    slot INTEGER PRIMARY KEY, space INTEGER NOT NULL, owner TEXT NOT NULL)""",
+    "CREATE INDEX claim_by_owner ON claim (owner)",
+    "CREATE TABLE clock (seq INTEGER NOT NULL)",
+    "INSERT INTO clock VALUES (1)",
+    # Pages of each namespace, counted here so that nobody who changes pages forgets to.
+    """CREATE TABLE usage (
+    tag BLOB NOT NULL, space INTEGER NOT NULL, pages INTEGER NOT NULL,
+    PRIMARY KEY (tag, space)) WITHOUT ROWID""",
+    f"""CREATE TRIGGER page_comes AFTER INSERT ON page BEGIN
+    INSERT INTO usage VALUES (substr(new.hash, 1, {TAG_BYTES}), new.space, 1)
+    ON CONFLICT (tag, space) DO UPDATE SET pages = pages + 1; END""",
+    f"""CREATE TRIGGER page_goes AFTER DELETE ON page BEGIN
+    UPDATE usage SET pages = pages - 1
+    WHERE tag = substr(old.hash, 1, {TAG_BYTES}) AND space = old.space; END""",
+)
 
 
 class Patience:
@@ -176,7 +187,7 @@ class SegmentDatabase:
         """Make the tables, where there are none."""
         if not self._schema(self._connection):
             with self.change():
-                for statement in filter(str.strip, _SCHEMA.split(";")):
+                for statement in _SCHEMA:
                     self._connection.execute(statement)
 
     @property
@@ -185,7 +196,8 @@ class SegmentDatabase:
         if self.all("PRAGMA quick_check(1)") != [("ok",)]:
             return False
         with closing(sqlite3.connect(":memory:")) as model:
-            model.executescript(_SCHEMA)
+            for statement in _SCHEMA:
+                model.execute(statement)
             return self._schema(self._connection) in ([], self._schema(model))
 
     @staticmethod

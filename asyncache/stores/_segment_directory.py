@@ -30,7 +30,7 @@ from asyncache.stores._segment_files import SegmentFiles, slot_bytes
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.threads import Stop
 
-FORMAT = "asyncache segments 1"
+FORMAT = "asyncache segments 2"
 _LOG = logging.getLogger("asyncache")
 _PRIVATE = 0o700
 _MODE = 0o600

@@ -17,6 +17,7 @@ from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
 from asyncache.stores._segment_files import SegmentFiles, Slots, segment_of
 from asyncache.stores._segment_index import Place, SegmentIndex, Uses
+from asyncache.stores._segment_quotas import SegmentQuotas
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
 
@@ -35,6 +36,7 @@ class SlotPages:
         index: This thread's.
         space: What the pages are.
         stock: Shared by all threads of the store.
+        quotas: This thread's.
         digests: Whether to write digests of the slices, and to read only pages with
             them.
         durable: Whether a page reaches the disk before it is told of.
@@ -48,6 +50,7 @@ class SlotPages:
         index: SegmentIndex,
         space: PageSpace,
         stock: Stock,
+        quotas: SegmentQuotas,
         *,
         digests: bool,
         durable: bool,
@@ -57,6 +60,7 @@ class SlotPages:
         self._files = files
         self._index = index
         self._stock = stock
+        self._quotas = quotas
         self._frame = Frame(space)
         self._slots = Slots(files, self._frame, direct=direct)
         self._digests = digests
@@ -103,9 +107,14 @@ class SlotPages:
         if there:
             self._stock.note_used(self._space, list(there))
         missing = {h: buffers for _, h, buffers in job if h not in there}
+        for page_hash in list(missing):
+            if not self._quotas.allows(page_hash, self._slots.num_bytes):
+                outcomes[page_hash] = Status.REJECTED
+                del missing[page_hash]
         try:
             if missing:
                 outcomes.update(self._store(missing, stop))
+                self._quotas.enforce(missing)
         finally:
             for place, page_hash, _ in job:
                 statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)

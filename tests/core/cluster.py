@@ -22,6 +22,7 @@ from asyncache.core import (
     Bounds,
     Fact,
     FactKind,
+    Hurry,
     InvariantError,
     KVLayout,
     LoadPlan,
@@ -152,7 +153,7 @@ class Rank:
     def state(self):
         return self.replica._state
 
-    def note(self, news: Fact | PagesCached | PagesDropped) -> None:
+    def note(self, news: Fact | PagesCached | PagesDropped | Hurry) -> None:
         """Do as an observer that keeps account of what is resident."""
         match news:
             case PagesCached(pool, hashes):
@@ -163,6 +164,8 @@ class Rank:
                 old = {(pool, page) for page in hashes}
                 assert old <= self.cached, "a page goes that had come"
                 self.cached -= old
+            case Hurry(seq):
+                self.told.append(("Hurry", seq))
             case Fact(kind, num_pages, hashes):
                 self.told.append((kind, num_pages, hashes))
                 if kind is FactKind.RESET:
@@ -261,7 +264,13 @@ class Cluster:
         return results
 
     def open(
-        self, tokens, name: str | None = None, reserve: int = 0, priority: int = 0
+        self,
+        tokens,
+        name: str | None = None,
+        reserve: int = 0,
+        priority: int = 0,
+        *,
+        is_prefetch: bool = False,
     ) -> int | None:
         """Open a request; return its number, or None if all ranks refuse it."""
         packed = pack(tokens)
@@ -272,6 +281,7 @@ class Cluster:
             namespace=name,
             num_reserve_tokens=reserve,
             priority=priority,
+            is_prefetch=is_prefetch,
         )
         if isinstance(results[0], Exception):
             assert len({repr(error) for error in results}) == 1
@@ -432,7 +442,7 @@ class Cluster:
                 case Stop(seq):
                     rank.lookups.pop(seq, None)
                     rank.readies.pop(seq, None)
-                case Fact() | PagesCached() | PagesDropped():
+                case Fact() | PagesCached() | PagesDropped() | Hurry():
                     rank.note(effect)
                 case _:
                     rest = getattr(effect, "num_pages", getattr(effect, "aborted", 0))

@@ -11,12 +11,14 @@ from hypothesis import given, strategies as st
 
 from asyncache.core import (
     HASH_BYTES,
+    TAG_BYTES,
     AttentionPool,
     KVLayout,
     PageHash,
     PageKey,
     WindowPool,
     hash_pages,
+    namespace_tag,
     pack_tokens,
     root_hash,
 )
@@ -24,9 +26,9 @@ from asyncache.core import (
 KV = AttentionPool(num_layers=2, num_kv_heads=4, head_dim=8, dtype="bfloat16")
 LAYOUT = KVLayout(model="org/model", revision="r1", page_tokens=4, pools=(KV,))
 TOKENS = pack_tokens(range(10))
-GOLDEN_ROOT = "791967656af502d13a60a8090b722e39b840280427669a019969480de7932b3d"
-GOLDEN_FIRST = "e382fc0a37c239ee558dd2161f6f92711597cb84f8112a1fa2c12028572b0097"
-GOLDEN_SECOND = "594526f79f373d1954bb5d23df4cfbf6dda7ee47f59df43644dceb444454cae0"
+GOLDEN_ROOT = "e8dff174048d426ba7db3f436f905ffce91e9d6b5a5b4bff5bed3207b934b05d"
+GOLDEN_FIRST = "e8dff174873841de98ba737deddf9548e1b2bb2fe84086035ff949ff94d547db"
+GOLDEN_SECOND = "e8dff17470016c3aa0fd4aae163b052f76c46e849e1d0ea9d5ac5d51e5345788"
 
 
 def test_hashes_and_names_are_what_they_were_yesterday():
@@ -43,8 +45,9 @@ def test_a_page_hashes_its_parent_and_its_tokens():
     root = root_hash(LAYOUT)
     first, second = hash_pages(TOKENS, page_tokens=4, parent=root)
     assert len(root) == len(first) == HASH_BYTES
-    assert first == hashlib.sha256(root + TOKENS[:16]).digest()
-    assert second == hashlib.sha256(first + TOKENS[16:32]).digest()
+    assert first[TAG_BYTES:] == hashlib.sha256(root + TOKENS[:16]).digest()[TAG_BYTES:]
+    after = hashlib.sha256(first + TOKENS[16:32]).digest()
+    assert second[TAG_BYTES:] == after[TAG_BYTES:]
 
 
 @given(st.binary(max_size=60).map(lambda raw: raw[: len(raw) // 4 * 4]), st.data())
@@ -105,6 +108,18 @@ names = st.one_of(st.none(), parts, st.lists(parts, max_size=3).map(tuple))
 def test_namespaces_have_equal_roots_only_if_they_are_equal(one, other):
     same = one == other and type(one) is type(other)
     assert (root_hash(LAYOUT, one) == root_hash(LAYOUT, other)) is same
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_all_pages_of_a_namespace_have_its_tag_whatever_the_model(name):
+    for layout in (LAYOUT, replace(LAYOUT, model="other", page_tokens=2)):
+        hashes = hash_pages(TOKENS, page_tokens=2, parent=root_hash(layout, name))
+        keys = [PageKey(page_hash, layout.space(KV)) for page_hash in hashes]
+        assert {key.tag for key in keys} == {namespace_tag(name)}
+
+
+def test_namespaces_have_tags_of_their_own():
+    assert len(set(map(namespace_tag, NAMESPACES))) == len(NAMESPACES)
 
 
 @pytest.mark.parametrize("name", ["\ud800", ("fine", "\udfff")])

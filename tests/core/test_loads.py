@@ -22,9 +22,9 @@ def cluster() -> Cluster:
     return cluster
 
 
-def begin(cluster: Cluster, tokens: list[int]) -> int:
+def begin(cluster: Cluster, tokens: list[int], *, is_prefetch: bool = False) -> int:
     """Open a request and take its restore to where its load has started."""
-    seq = cluster.open(tokens)
+    seq = cluster.open(tokens, is_prefetch=is_prefetch)
     cluster.do("restore", seq)
     for rank in cluster.ranks:
         for lookup in list(rank.lookups):
@@ -570,6 +570,65 @@ def test_a_cut_takes_along_what_lies_before_every_window():
     cluster.check()
     assert cluster.count(PageState.FREE) == 48
     assert not cluster.replica.look.is_open(second)
+
+
+# Prefetches.
+
+
+def urgencies(cluster: Cluster) -> list[bool]:
+    first, *others = [
+        [plan.is_prefetch for plan in rank.loads.values()] for rank in cluster.ranks
+    ]
+    assert others == [first] * len(others)
+    return first
+
+
+def hurries(cluster: Cluster) -> list[tuple[str, int]]:
+    return [told for told in cluster.first.told if told[0] == "Hurry"]
+
+
+def test_a_load_that_only_prefetches_want_is_one(cluster):
+    begin(cluster, PROMPT, is_prefetch=True)
+    begin(cluster, [*PROMPT, 3], is_prefetch=True)
+    assert urgencies(cluster) == [True]
+    land(cluster)
+    assert hurries(cluster) == []
+    cluster.fill_stores([5] * 8)
+    begin(cluster, [5] * 9)
+    assert urgencies(cluster) == [False]
+
+
+def test_who_joins_a_prefetch_hurries_it_once(cluster):
+    begin(cluster, PROMPT, is_prefetch=True)
+    [load] = cluster.first.loads
+    begin(cluster, [*PROMPT, 3])
+    begin(cluster, [*PROMPT, 4])
+    assert hurries(cluster) == [("Hurry", load)]
+    land(cluster)
+    cluster.check()
+
+
+def test_who_joins_a_prefetch_before_it_starts_makes_it_a_load():
+    cluster = Cluster(num_pages=24, num_ranks=2, launches=True)
+    cluster.fill_stores(STORED)
+    begin(cluster, PROMPT, is_prefetch=True)
+    begin(cluster, PROMPT)
+    assert cluster.first.loads == {}
+    cluster.call("launch")
+    cluster.step()
+    assert urgencies(cluster) == [False]
+    assert hurries(cluster) == []
+
+
+def test_a_prefetch_that_joins_a_load_does_not_slow_it_down(cluster):
+    seq = begin(cluster, PROMPT)
+    begin(cluster, PROMPT, is_prefetch=True)
+    # Also once nobody else is left: it has begun.
+    cluster.end(seq)
+    cluster.step()
+    assert urgencies(cluster) == [False]
+    assert hurries(cluster) == []
+    cluster.check()
 
 
 def test_new_nodes_of_a_load_are_not_evicted_to_make_room_for_it():

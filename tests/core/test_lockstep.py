@@ -137,6 +137,7 @@ class Lockstep(RuleBasedStateMachine):
         name=st.sampled_from([None, None, "a"]),
         reserve=st.sampled_from([0, 0, 3]),
         priority=st.sampled_from([0, 0, 1]),
+        is_prefetch=st.booleans(),
     )
     def open(self, prompt, cut, tail, **kwargs) -> None:
         self.cluster.open(prompt[:cut] + tail, **kwargs)

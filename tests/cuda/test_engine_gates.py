@@ -32,7 +32,7 @@ HASTY = Limits(gate_s=0.05, close_s=5.0, breaker_s=0.001, retry_s=0.001)
 PATIENT = Limits(gate_s=20.0, close_s=5.0, breaker_s=0.001, retry_s=0.001)
 PATIENCE_S = 10.0
 each_way = pytest.mark.parametrize("waits", ["fences", "words"])
-LINK = {"layer_groups": 2, "batch_bytes": 128, "num_staging": 4}
+LINK = {"layer_groups": 2, "batch_bytes": 128, "num_batches": 4}
 
 
 @asynccontextmanager

@@ -233,7 +233,7 @@ class Place(Enum):
             device,
             layer_groups=groups,
             batch_bytes=2 * PAGE_BYTES,
-            num_staging=2,
+            num_batches=2,
         )
 
 

@@ -10,10 +10,12 @@ import pytest
 from asyncache import content_tokens, lfu
 from asyncache.core import ClosedError, Fact, FactKind, OrderError, StoreError
 from asyncache.engine import ReadOnly, WriteBack, WriteThrough
+from asyncache.linkers import StoreLinker
 from asyncache.stores import FileStore, MemoryStore, TieredStore
 from asyncache.testing import Gate, GateStore, cancel_nth
 from tests.engine.blocking import blocking_scene
 from tests.engine.scene import (
+    LAYOUT,
     LIMITS,
     PAGE,
     content,
@@ -65,6 +67,85 @@ async def test_a_prefetch_may_be_cancelled_at_every_await():
 
     store = await kept_store(TOKENS)
     await cancel_nth(scenario, fresh=fresh, check=lambda view: view.rest())
+
+
+class SlowLinker(StoreLinker):
+    """Notes what is in a hurry, and loads once it may."""
+
+    def __init__(self, store, device) -> None:
+        super().__init__(store, device)
+        self.plans: dict[int, bool] = {}
+        self.hurried: list[int] = []
+
+    async def load(self, plan, landed) -> int:
+        self.plans[plan.seq] = plan.is_prefetch
+        return await super().load(plan, landed)
+
+    def hurry(self, seq: int) -> None:
+        self.hurried.append(seq)
+        super().hurry(seq)
+
+
+async def test_a_request_that_joins_a_prefetch_makes_it_urgent():
+    store, linkers = await gate_store(TOKENS, is_open=True), []
+    store.get_gate.close()
+
+    def linker(device):
+        linkers.append(SlowLinker(store, device))
+        return linkers[0]
+
+    async with scene(linker=linker) as view, anyio.create_task_group() as group:
+        group.start_soon(view.cache.prefetch, TOKENS)
+        await store.get_gate.wait_arrived()
+        [(seq, is_prefetch)] = linkers[0].plans.items()
+        assert is_prefetch
+        assert linkers[0].hurried == []
+        with view.cache.request(TOKENS) as request:
+            hit = await request.restore()
+            await turns(5)
+            assert linkers[0].hurried == [seq]
+            store.get_gate.open()
+            assert (await hit.wait()).num_tokens == 3 * PAGE
+    # One that has ended is in no hurry.
+    linkers[0].hurry(seq)
+
+
+async def test_a_prefetch_waits_for_a_load_and_not_the_other_way_round():
+    store = await gate_store(TOKENS, OTHER, is_open=True)
+    store.get_gate.close()
+
+    def linker(device):
+        [pool] = LAYOUT.pools
+        page_bytes = LAYOUT.space(pool).page_bytes
+        return StoreLinker(store, device, batch_bytes=page_bytes, num_batches=1)
+
+    async with (
+        scene(linker=linker, num_pages=24) as view,
+        anyio.create_task_group() as group,
+    ):
+        first = prompt(2, seed=5)
+        await store_pages(store, first)
+        done: list[str] = []
+
+        async def prefetch() -> None:
+            await view.cache.prefetch(TOKENS)
+            done.append("prefetch")
+
+        async def restore(tokens, name: str) -> None:
+            with view.cache.request(tokens) as request:
+                await (await request.restore()).wait()
+                done.append(name)
+
+        group.start_soon(restore, first, "first")
+        await store.get_gate.wait_arrived()
+        group.start_soon(prefetch)
+        await turns(10)
+        group.start_soon(restore, OTHER, "load")
+        await turns(10)
+        store.get_gate.open()
+        while len(done) < 3:
+            await turns(1)
+        assert done == ["first", "load", "prefetch"]
 
 
 # Launches.

@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from asyncache.core import StoreError
+from asyncache.core import StoreError, namespace_tag
 from asyncache.engine import (
     KVCache,
     Limits,
@@ -209,8 +209,8 @@ async def test_the_breaker_opens_after_failures_and_closes_by_itself():
         with view.cache.request(TOKENS) as request:
             hit = await request.restore()
             assert hit.num_tokens == 0
-        assert health.offload_delay_s(0) == pytest.approx(3.0)
-        assert health.offload_delay_s(10_000) > 3.0
+        assert health.offload_delay_s(0, b"") == pytest.approx(3.0)
+        assert health.offload_delay_s(10_000, b"") > 3.0
         clock.append(now + 3.1)
         with view.cache.request(TOKENS) as request:
             hit = await (await request.restore()).wait()
@@ -263,7 +263,7 @@ async def test_those_who_failed_together_do_not_come_back_together():
         delays = set()
         for now in range(100):
             health._clock = lambda now=now: 1000 + now * 0.0123457
-            delays.add(round(health.offload_delay_s(3) / (4 * LIMITS.retry_s), 3))
+            delays.add(round(health.offload_delay_s(3, b"") / (4 * LIMITS.retry_s), 3))
         assert len(delays) > 30
         assert min(delays) >= 1
         assert max(delays) <= 1.25
@@ -295,6 +295,30 @@ async def test_pages_refused_at_once_by_a_full_disk_are_one_event_too():
         store.put_gate.open()
         await turns(10)
         assert view.log.of(StoreFull) == [StoreFull(3, 30)]
+
+
+class QuotaStore(MemoryStore):
+    """Keeps nothing of one namespace."""
+
+    async def put(self, keys, sources):
+        if any(key.tag == namespace_tag("greedy") for key in keys):
+            return [Status.REJECTED] * len(keys)
+        return await super().put(keys, sources)
+
+
+async def test_a_namespace_whose_pages_are_refused_is_in_nobodys_way():
+    store = QuotaStore(2**20)
+    limits = Limits(breaker_s=30, close_s=5.0)
+    async with scene(store, num_pages=16, limits=limits, check=False) as view:
+        for _ in range(2):
+            await view.serve(prompt(3, seed=1), namespace="greedy")
+            while not view.log.of(StoreFull):
+                await turns(1)
+        await view.serve(TOKENS)
+        while await store.contains(keys(TOKENS)) != [True] * 3:
+            await turns(1)
+        assert view.log.of(StoreFull) == [StoreFull(3, 30)]
+        assert view.cache.statistics().store.is_full
 
 
 class InstantStore(MemoryStore):
@@ -558,7 +582,7 @@ async def test_hung_offloads_leave_a_staging_buffer_to_loads():
     store = await gate_store(TOKENS, is_open=True)
     store.put_gate.close()
     device = gate_device(24, is_open=True)
-    async with scene(device=device, linker=staged(store, num_staging=2)) as view:
+    async with scene(device=device, linker=staged(store, num_batches=2)) as view:
         for seed in range(1, 5):
             await view.serve(prompt(2, seed=seed))
         await store.put_gate.wait_arrived()

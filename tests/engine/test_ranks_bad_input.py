@@ -164,6 +164,7 @@ BAD_PROMPTS = [
     (Prompt(ONE, scope=ScopeId(1, 2, 0)), ValueError, "rank must be at most 1, not 2"),
     (Prompt(ONE, scope=ScopeId(1, -1, 0)), ValueError, "at least 0, not -1"),
     (Prompt(ONE, scope=ScopeId(1, 0, "a")), TypeError, "number must be an int"),
+    (Prompt(ONE, is_prefetch=1), TypeError, "is_prefetch is a bool, not 1"),
 ]
 
 

@@ -12,6 +12,7 @@ import pytest
 from asyncache.core import ClosedError, OrderError, RankError, StoreError, lfu
 from asyncache.devices import CpuDevice
 from asyncache.engine import KVCache, ReadOnly, _handshake
+from asyncache.linkers import StoreLinker
 from asyncache.ranks import LocalGroup
 from asyncache.stores import MemoryStore
 from asyncache.testing import GateStore
@@ -433,13 +434,22 @@ async def test_an_attach_that_one_rank_cancels_attaches_none(mode, victim):
         await ranks.serve(A)
 
 
-async def test_prefetch_brings_a_prompt_to_every_rank(mode):
+async def test_prefetch_brings_a_prompt_to_every_rank(mode, monkeypatch):
+    kinds, load = [], StoreLinker.load
+
+    async def noted(self, plan, landed):
+        kinds.append(plan.is_prefetch)
+        return await load(self, plan, landed)
+
+    monkeypatch.setattr(StoreLinker, "load", noted)
+
     async def store(rank, num_ranks):
         return await stored(rank, num_ranks, A)
 
     async with team(2, stores=store, **mode) as ranks:
         found = await ranks.everywhere(lambda r: r.cache.prefetch(A))
         assert found == [4 * PAGE] * 2
+        assert kinds == [True, True]
         await ranks.until(lambda: not ranks.ranks[0].replica.look.needs_verdict, "end")
         assert await ranks.everywhere(lambda r: r.cache.match_nowait(A)) == [16, 16]
 

@@ -59,7 +59,7 @@ async def _measure(run: Run, waits: Literal["fences", "words"]) -> Line:
         device,
         layer_groups=NUM_LAYERS,
         batch_bytes=NUM_PAGES * NUM_LAYERS * LAYER_BYTES,
-        num_staging=NUM_LAYERS,  # one a layer: the copies of all begin, and none ends
+        num_batches=NUM_LAYERS,  # one a layer: the copies of all begin, and none ends
     )
     costs_us: list[float] = []
     try:

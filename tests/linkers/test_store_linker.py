@@ -283,7 +283,7 @@ async def test_two_pools_come_back_with_the_window_only(kind, layer_groups):
 async def test_a_hung_put_leaves_a_buffer_to_reads_and_buffers_are_bounded():
     store = GateStore(await stored(), is_open=True)
     device = make_device("staged")
-    linker = await linked(store, device, num_staging=2)
+    linker = await linked(store, device, num_batches=2)
     store.put_gate.close()
     async with anyio.create_task_group() as group:
         for page in range(3):
@@ -305,7 +305,7 @@ async def test_a_linker_that_is_opened_twice_has_its_buffers_once():
             return await super().allocate_staging(num_bytes)
 
     device = Counting(LAYOUT, 16, host_addressable=False)
-    linker = await linked(await stored(), device, num_staging=1)
+    linker = await linked(await stored(), device, num_batches=1)
     await linker.open()
     assert device.num_allocated == 1
     assert await linker.load(load_plan([8]), lambda layer: None) == 1
@@ -313,7 +313,7 @@ async def test_a_linker_that_is_opened_twice_has_its_buffers_once():
 
 async def test_one_buffer_serves_all_in_turn():
     store = await stored()
-    linker = await linked(store, make_device("staged"), num_staging=1)
+    linker = await linked(store, make_device("staged"), num_batches=1)
     async with anyio.create_task_group() as group:
         for page in range(4):
             group.start_soon(linker.offload, offload_plan([page]))
@@ -327,7 +327,7 @@ async def test_one_buffer_serves_all_in_turn():
         ({"layer_groups": 0}, r"layer_groups must be in \[1, 4\], not 0"),
         ({"layer_groups": 5}, r"layer_groups must be in \[1, 4\], not 5"),
         ({"batch_bytes": PAGE_BYTES - 1}, f"hold a page, {PAGE_BYTES}: "),
-        ({"num_staging": 0}, "num_staging must be at least 1, not 0"),
+        ({"num_batches": 0}, "num_batches must be at least 1, not 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(arguments, text):

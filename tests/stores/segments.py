@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import anyio.to_thread
 
-from asyncache.core import PageHash, PageKey, PageSpace
+from asyncache.core import TAG_BYTES, PageHash, PageKey, PageSpace
 from asyncache.stores import (
     PageBuffers,
     SegmentStore,
@@ -72,7 +73,10 @@ def index_of(directory: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_index(index: sqlite3.Connection) -> dict[str, int]:
-    """Raise unless each slot is in one state; return how many are in each."""
+    """Raise unless each slot is in one state; return how many are in each.
+
+    And unless each namespace has as many pages as are counted.
+    """
     index.execute("BEGIN")
     per_space = dict(index.execute("SELECT id, slots FROM space"))
     segments = dict(index.execute("SELECT id, space FROM segment"))
@@ -84,6 +88,12 @@ def check_index(index: sqlite3.Connection) -> dict[str, int]:
         index.execute(f"SELECT count(*) FROM {state}").fetchone()[0] for state in states
     )
     assert index.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    found = Counter(
+        (PageHash(page_hash)[:TAG_BYTES], space)
+        for page_hash, space in index.execute("SELECT hash, space FROM page")
+    )
+    counted = index.execute("SELECT tag, space, pages FROM usage").fetchall()
+    assert found == Counter({(tag, space): pages for tag, space, pages in counted})
     index.execute("COMMIT")
     slots = {
         segment * SLOTS_PER_SEGMENT + place: space

@@ -12,7 +12,7 @@ from functools import partial
 import anyio
 import pytest
 
-from asyncache.core import PageHash, PageKey, PageSpace, StoreError
+from asyncache.core import PageHash, PageKey, PageSpace, StoreError, namespace_tag
 from asyncache.stores import (
     CompressedStore,
     EncryptedStore,
@@ -21,6 +21,7 @@ from asyncache.stores import (
     Status,
     TieredStore,
     _coded,
+    _namespaces,
 )
 from asyncache.testing import Fault, FaultyStore, Gate, GateStore, check_store
 from asyncache.testing._samples import (
@@ -364,16 +365,41 @@ async def test_a_wrong_key_finds_nothing_and_harms_nothing(tmp_path):
         assert await get(store, *keys) == [HIT] * 5
 
 
-async def test_nothing_of_a_page_or_its_name_is_stored(tmp_path):
+async def test_nothing_of_a_page_or_its_name_is_stored_but_its_tag(tmp_path):
     keys = new_keys(3)
     async with encrypted(FileStore(tmp_path)) as store:
         await put(store, *keys)
     items = PageFiles(tmp_path)
+    tags = sorted(path.rpartition("/")[2][:8] for path in items)
+    assert tags == sorted(key.tag.hex() for key in keys)
     for key in keys:
         page, name = content(key), key.hash.hex()
         for path, item in items.items():
             assert page[:8] not in item
-            assert name[:16] not in path
+            assert name[8:16] not in path
+
+
+def key_of(namespace):
+    [key] = new_keys(1)
+    return key._replace(hash=PageHash(namespace_tag(namespace) + key.hash[4:]))
+
+
+async def test_a_namespace_has_a_key_of_its_own():
+    memory = MemoryStore(ROOM)
+    ours, theirs, nobodys = keys = [key_of(name) for name in ("a", ("b", "c"), None)]
+    secrets_of = {"a": KEY, ("b", "c"): OTHER_KEY}
+    async with EncryptedStore(memory, key=secrets_of) as store:
+        assert await put(store, *keys) == [HIT, HIT, REJECTED]
+        assert await get(store, *keys) == [HIT, HIT, MISS]
+        assert await store.contains(keys) == [True, True, False]
+        await store.remove([nobodys])
+        # Each under its own key, as if there were no other.
+        for key, secret in ((ours, KEY), (theirs, OTHER_KEY)):
+            alone = EncryptedStore(memory, key=secret)
+            assert await alone.contains(keys) == [one is key for one in keys]
+        # A key that is dropped takes its pages along.
+        without = EncryptedStore(memory, key={("b", "c"): OTHER_KEY})
+        assert await without.contains(keys) == [False, True, False]
 
 
 async def test_no_nonce_and_no_bytes_come_twice():
@@ -403,7 +429,7 @@ async def test_a_page_in_the_place_of_another_is_corrupt():
         def cipher(self, key):
             return super().cipher(one)
 
-    coder = _AesGcmCoder(OneKey(KEY))
+    coder = _AesGcmCoder(OneKey({}, KEY))
     [source] = new_source(one)
     page = memoryview(coder.encode(one, [source]))
     assert coder.decode(one, range(1), [page], new_target(one))
@@ -416,12 +442,12 @@ async def test_what_it_keeps_is_found_by_other_releases():
     key = PageKey(PageHash(bytes(32)), SPACE)
     expected = {
         CompressedStore: (
-            "zstd1-0of1-uint8-4x48",
-            "8db1df8fdb980a6b32ce3bebad3acb084225121dfd58cd847973e3a3b7ae5403",
+            "zstd2-0of1-uint8-4x48",
+            "000000007b6c59dc02c73dc89834a5c5809c3b4dda0feb8745ff857c25b12ede",
         ),
         encrypted: (
-            "aesgcm1-0of1-uint8-4x156",
-            "af3ed947308b9287500036505201bc3c7695371fdcab0d37c9f79f6fee7c2bcb",
+            "aesgcm2-0of1-uint8-4x156",
+            "000000007677df6802449df136b39ec0604a76114311ac4066b53b56e82f4ada",
         ),
     }
     for codec, (space, page_hash) in expected.items():
@@ -439,6 +465,16 @@ def test_the_key_is_not_shown():
         EncryptedStore(MemoryStore(0), key=b"abc")
     with pytest.raises(TypeError, match=r"^key must be bytes, not str$"):
         EncryptedStore(MemoryStore(0), key="x" * 32)
+    with pytest.raises(ValueError, match=r"^key must have 32 bytes, not 3$"):
+        EncryptedStore(MemoryStore(0), key={"a": KEY, "b": b"abc"})
+    with pytest.raises(TypeError, match="a namespace is None, str, bytes or a tuple"):
+        EncryptedStore(MemoryStore(0), key={7: KEY})
+
+
+def test_namespaces_that_share_a_tag_are_refused(monkeypatch):
+    monkeypatch.setattr(_namespaces, "namespace_tag", lambda _: b"same")
+    with pytest.raises(ValueError, match=r"^'b' and 'a' have one tag: rename one$"):
+        EncryptedStore(MemoryStore(0), key={"a": KEY, "b": KEY})
 
 
 # Extras.

@@ -102,7 +102,7 @@ async def test_no_namespace_reaches_a_file_name(tmp_path):
         assert await get(store, keys) == [Status.HIT] * len(keys)
     [space] = {key.space.name for key in keys}
     assert {str(path.relative_to(tmp_path)) for path in pages_in(tmp_path)} == {
-        f"{space}/{key.hash.hex()[:2]}/{key.hash.hex()}.kv" for key in keys
+        f"{space}/{key.hash.hex()[-2:]}/{key.hash.hex()}.kv" for key in keys
     }
 
 
@@ -210,9 +210,9 @@ async def test_a_directory_that_became_read_only_is_unavailable_and_not_full(tmp
 
 
 async def test_a_newer_format_is_refused(tmp_path):
-    (tmp_path / "asyncache.json").write_text(json.dumps({"format": 2}))
+    (tmp_path / "asyncache.json").write_text(json.dumps({"format": 3}))
     store = FileStore(tmp_path)
-    with pytest.raises(StoreError, match="says format 2, this asyncache knows 1"):
+    with pytest.raises(StoreError, match="says format 3, this asyncache knows 2"):
         await store.open()
     await store.aclose()
     assert files_in(tmp_path) == [tmp_path / "asyncache.json"]

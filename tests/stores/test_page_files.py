@@ -18,7 +18,7 @@ from asyncache.testing._samples import SPACE, content, new_source, new_target
 
 HASH = PageHash(bytes(range(32)))
 KEY = PageKey(HASH, SPACE)
-PLACE = f"{SPACE.name}/00/{HASH.hex()}.kv"
+PLACE = f"{SPACE.name}/1f/{HASH.hex()}.kv"
 HEAD_BYTES = Frame(SPACE).head_bytes
 TINY = PageKey(HASH, PageSpace("kv", "all", "uint8", (2, 1, 1, 1, 8)))
 # Other processes, and other versions, read these bytes.
@@ -61,7 +61,7 @@ async def whole_page(directory: Path) -> bytes:
 async def test_the_bytes_of_a_file_are_these(tmp_path, checksums):
     async with FileStore(tmp_path, checksums=checksums) as store:
         await store.put([TINY], [[memoryview(b"layer 00"), memoryview(b"layer 01")]])
-    data = (tmp_path / TINY.space.name / "00" / f"{HASH.hex()}.kv").read_bytes()
+    data = (tmp_path / TINY.space.name / "1f" / f"{HASH.hex()}.kv").read_bytes()
     assert data.hex(" ", 4) == GOLDEN[checksums]
 
 
@@ -123,7 +123,7 @@ async def test_swapped_layers_are_found(tmp_path):
 
 async def test_a_page_under_the_name_of_another_key_is_corrupt(tmp_path):
     data = await whole_page(tmp_path)
-    other = PageKey(PageHash(b"\1" + HASH[1:]), SPACE)
+    other = PageKey(PageHash(HASH[:-1] + b"\1"), SPACE)
     place = tmp_path / SPACE.name / "01" / f"{other.hash.hex()}.kv"
     place.parent.mkdir()
     place.write_bytes(data)
@@ -241,8 +241,8 @@ async def test_what_is_in_a_planted_directory_is_moved_and_not_deleted(tmp_path)
 
 async def test_a_file_in_place_of_a_directory_costs_its_pages_and_no_more(tmp_path):
     (tmp_path / SPACE.name).mkdir()
-    (tmp_path / SPACE.name / "00").write_text("in the way")
-    other = PageKey(PageHash(b"\1" + HASH[1:]), SPACE)
+    (tmp_path / SPACE.name / "1f").write_text("in the way")
+    other = PageKey(PageHash(HASH[:-1] + b"\1"), SPACE)
     keys = [KEY, other]
     async with FileStore(tmp_path) as store:
         statuses = await store.put(keys, [new_source(key) for key in keys])

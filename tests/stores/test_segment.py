@@ -645,10 +645,10 @@ async def test_closing_while_it_is_opened_leaves_nothing_open(tmp_path, monkeypa
     arrived, opened = threading.Event(), threading.Event()
     original = SegmentDirectory._set_up
 
-    def set_up(directory: SegmentDirectory) -> None:
+    def set_up(directory: SegmentDirectory, max_segments: int) -> None:
         arrived.set()
         opened.wait(30)
-        original(directory)
+        original(directory, max_segments)
 
     monkeypatch.setattr(SegmentDirectory, "_set_up", set_up)
     store = small_store(tmp_path)
@@ -690,10 +690,10 @@ async def test_opening_does_not_wait_for_who_sets_up_longer_than_anyone_waits_fo
     arrived, opened = threading.Event(), threading.Event()
     original = SegmentDirectory._set_up
 
-    def set_up(directory: SegmentDirectory) -> None:
+    def set_up(directory: SegmentDirectory, max_segments: int) -> None:
         arrived.set()
         opened.wait(30)
-        original(directory)
+        original(directory, max_segments)
 
     monkeypatch.setattr(SegmentDirectory, "_set_up", set_up)
     first, second = small_store(tmp_path), small_store(tmp_path)

@@ -253,7 +253,7 @@ async def test_another_length_of_segments_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", "\x00\xff", json.dumps({"format": "asyncache segments 2"})]
+    "text", ["", "[1]", "\x00\xff", json.dumps({"format": "asyncache segments 3"})]
 )
 async def test_another_format_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "asyncache.json").write_text(text)

@@ -123,7 +123,7 @@ class Case:
     host_addressable: bool
     layer_groups: int
     batch_pages: int
-    num_staging: int
+    num_batches: int
     limits: Limits
     policy: Policy
     writes: WriteThrough | WriteBack | ReadOnly
@@ -247,7 +247,7 @@ def _draw(seed: int, *, may_have_states: bool) -> Case:
         host_addressable=dice.random() < 0.5,
         layer_groups=dice.choice([1, 1, 2]),
         batch_pages=dice.choice([1, 3, 64]),
-        num_staging=dice.choice([1, 2, 4]),
+        num_batches=dice.choice([1, 2, 4]),
         limits=_limits(dice, slots),
         policy=dice.choice(POLICIES),
         writes=_writes(dice, num_pages),

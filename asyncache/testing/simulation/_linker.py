@@ -37,7 +37,7 @@ class SimulatedLinker(StoreLinker):
         linger_s: Callable[[], float] = no_time,
         layer_groups: int = 1,
         batch_bytes: int = 4096,
-        num_staging: int = 4,
+        num_batches: int = 4,
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
@@ -48,7 +48,7 @@ class SimulatedLinker(StoreLinker):
             num_ranks=num_ranks,
             layer_groups=layer_groups,
             batch_bytes=batch_bytes,
-            num_staging=num_staging,
+            num_batches=num_batches,
         )
         self._linger_s = linger_s
 

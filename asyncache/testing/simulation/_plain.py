@@ -56,7 +56,7 @@ _PLAIN: Mapping[Setting, Mapping[str, Any]] = {
     Setting.ORDER: {"is_shuffled": False},
     Setting.LAUNCH: {"launch": "eager"},
     Setting.LAYERS: {"layer_groups": 1},
-    Setting.BATCHES: {"batch_pages": 64, "num_staging": 4},
+    Setting.BATCHES: {"batch_pages": 64, "num_batches": 4},
     Setting.ADDRESSABLE: {"host_addressable": True},
     Setting.SHELF: {"shelf_pages": 1000},
     Setting.STORED: {"stored": 0.0},

@@ -72,7 +72,7 @@ class Scene:
             linger_s=self._world.linger_s,
             layer_groups=self._case.layer_groups,
             batch_bytes=self._case.batch_pages * self._case.page_bytes,
-            num_staging=self._case.num_staging,
+            num_batches=self._case.num_batches,
             rank=self._world.rank,
             num_ranks=self._case.num_ranks,
         )
