@@ -46,7 +46,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for action in actions.choices.values():
         action.set_defaults(run=run)
         action.add_argument(
-            "--prefix", metavar="P", help="of the keys on a Redis server (asyncache)"
+            "--prefix", metavar="P", help="of all keys on a server or in a bucket"
         )
         action.add_argument("--json", action="store_true", help="print JSON only")
 

@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from asyncache import stores
 from asyncache.cli._errors import InputError
+from asyncache.cli._store_stream import STANDARD
 from asyncache.core import StoreError
 from asyncache.stores import (
     Control,
@@ -52,7 +53,7 @@ class Place:
     async def plain(self) -> Store | None:
         """Return the store that serves and keeps pages without digests, if one does."""
         if self._plain is None and self.open_plain is not None:
-            self._plain = await self.stack.enter_async_context(self.open_plain())
+            self._plain = await _opened(self.open_plain(), self.stack)
         return self._plain
 
 
@@ -80,33 +81,39 @@ async def _run(name: str, options: argparse.Namespace, command: Command) -> int:
         return await command(place, options)
 
 
+async def _opened(store: Store, stack: AsyncExitStack) -> Store:
+    # Closed also if it cannot be opened, for its threads.
+    stack.push_async_callback(store.aclose)
+    await store.open()
+    return store
+
+
 async def _at_url(
     name: str, scheme: str, options: argparse.Namespace, stack: AsyncExitStack
 ) -> Place:
     if "create" in options and options.create is not None:
         raise InputError(f"--create makes a directory, not {name}")
-    if scheme in _REDIS:
-        try:
-            store: Store = RedisStore(
-                options.place, prefix=options.prefix or "asyncache"
-            )
-        except ValueError as error:
-            raise InputError(f"--prefix: {error}") from error
-        kind = "redis"
-    else:
-        _refuse_prefix(name, options)
-        store, kind = _object_store(options.place), "objects"
-    await stack.enter_async_context(store)
-    return Place(name=name, kind=kind, store=store, stack=stack)
+    is_redis = scheme in _REDIS
+    make: Callable[..., Store] = RedisStore if is_redis else _object_store()
+    prefix = {} if options.prefix is None else {"prefix": options.prefix}
+    try:
+        store = make(options.place, **prefix)
+    except ValueError as error:
+        raise InputError(f"--prefix: {error}") from error
+    return Place(
+        name=name,
+        kind="redis" if is_redis else "objects",
+        store=await _opened(store, stack),
+        stack=stack,
+    )
 
 
-def _object_store(url: str) -> Store:
+def _object_store() -> Callable[..., Store]:
     # By name, for not every asyncache has it.
-    make = vars(import_module("asyncache.stores")).get("ObjectStore")
-    if make is None:
+    found: Callable[..., Store] | None = vars(stores).get("ObjectStore")
+    if found is None:
         raise StoreError("this asyncache has no store for such a URL")
-    store: Store = make(url)
-    return store
+    return found
 
 
 async def _at_directory(
@@ -124,7 +131,7 @@ async def _at_directory(
     return Place(
         name=name,
         kind=control.kind.value,
-        store=await stack.enter_async_context(opened()),
+        store=await _opened(opened(), stack),
         stack=stack,
         control=control,
         open_plain=partial(opened, checksums=False),
@@ -132,9 +139,9 @@ async def _at_directory(
 
 
 async def _create(options: argparse.Namespace) -> None:
-    await anyio.to_thread.run_sync(_check_empty, Path(options.place))
+    await anyio.to_thread.run_sync(_check_new, Path(options.place), options.file)
     try:
-        new = (
+        new: Store = (
             FileStore(options.place)
             if options.create == "files"
             else SegmentStore(
@@ -145,11 +152,17 @@ async def _create(options: argparse.Namespace) -> None:
         )
     except ValueError as error:
         raise InputError(f"--create {options.create}: {error}") from error
-    async with new:
-        pass
+    async with AsyncExitStack() as stack:
+        await _opened(new, stack)
 
 
-def _check_empty(directory: Path) -> None:
+def _check_new(directory: Path, file: str) -> None:
+    """Refuse a directory that is something, and a file that cannot be read."""
+    if file != STANDARD:
+        try:
+            Path(file).open("rb").close()
+        except OSError as error:
+            raise InputError(f"{file}: {error.strerror}") from error
     try:
         is_empty = not any(directory.iterdir())
     except FileNotFoundError:
@@ -160,4 +173,6 @@ def _check_empty(directory: Path) -> None:
 
 def _refuse_prefix(name: str, options: argparse.Namespace) -> None:
     if options.prefix is not None:
-        raise InputError(f"--prefix is for a Redis server, which {name} is not")
+        raise InputError(
+            f"--prefix is for servers and buckets, and {name} is a directory"
+        )

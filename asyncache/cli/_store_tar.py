@@ -23,6 +23,7 @@ _SCRATCH_BYTES = 2**18
 _NAME = re.compile(
     r"(?:\./)*(?P<space>[^/]+)/(?:(?P<half>[0-9a-f]{2})/)?(?P<hash>[0-9a-f]{64})\.kv"
 )
+_RECORD = re.compile(rb"([0-9]{1,18}) ([^=\n]{1,1000})=")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _FILE_TYPES = frozenset({tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE})
 # Links, devices, directories and FIFOs have no bytes, whatever their size says.
@@ -135,19 +136,18 @@ class TarReader:
 
     def _read_records(self, size: int) -> dict[str, str]:
         """Return what a header of pax says of the member after it."""
-        text, found = self._read_text(size), {}
-        while text:
-            length, _, rest = text.partition(b" ")
-            if not _NUMBER.fullmatch(length.decode(errors="replace")):
-                raise self._error(f"a record begins with {length[:40]!r}")
-            end = int(length) - len(length) - 1
-            record, text = rest[:end], rest[max(end, 1) :]
-            name, is_there, value = record.partition(b"=")
-            if not is_there or not value.endswith(b"\n"):
-                raise self._error(f"a record is {record[:40]!r}")
+        text, at = self._read_text(size), 0
+        found: dict[str, str] = {}
+        while at < len(text):
+            match = _RECORD.match(text, at)
+            end = at + int(match[1]) if match else 0
+            if match is None or not match.end() < end <= len(text):
+                raise self._error(f"a record is {text[at : at + 40]!r}")
             # Nothing else of it, or there might be any number.
-            if name in {b"path", b"size"}:
-                found[name.decode()] = value[:-1].decode(errors="replace")
+            if match[2] in {b"path", b"size"}:
+                value = text[match.end() : end - 1]
+                found[match[2].decode()] = value.decode(errors="replace")
+            at = end
         return found
 
     def _read_text(self, size: int) -> bytes:

@@ -187,7 +187,7 @@ class FileStore(Store):
             except OSError as error:
                 raise StoreError(f"{self!r} cannot list its pages: {error}") from error
             if not part:
-                self._check_usable()  # else it was closed before that began
+                self._reads.check_open()  # it may have been closed before that began
                 return
             for entry in part:
                 if entry is not None and entry.is_page:

@@ -298,8 +298,6 @@ class SegmentStore(Store):
 
         try:
             await workers.run(job, [None])
-        except sqlite3.ProgrammingError:
-            raise  # ours, not the disk's
         except (sqlite3.Error, OSError) as error:
             self._check_usable()
             raise StoreError(f"{self!r} cannot tell: {error}") from error
