@@ -7,6 +7,7 @@ from asyncache.stores._compressed import CompressedStore
 from asyncache.stores._encrypted import EncryptedStore
 from asyncache.stores._file import FileStore
 from asyncache.stores._memory import MemoryStore
+from asyncache.stores._object import ObjectStore
 from asyncache.stores._redis import RedisStore
 from asyncache.stores._segment import SegmentStore
 from asyncache.stores._tiered import TieredStore
@@ -16,6 +17,7 @@ __all__ = [
     "EncryptedStore",
     "FileStore",
     "MemoryStore",
+    "ObjectStore",
     "PageBuffers",
     "RedisStore",
     "SegmentStore",
