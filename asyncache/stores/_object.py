@@ -124,7 +124,8 @@ class ObjectStore(Store):
         found = [False] * len(keys)
 
         async def look(index: int) -> None:
-            found[index] = await self._catalog.look(keys[index]) is Status.HIT
+            status, _ = await self._catalog.look(keys[index])
+            found[index] = status is Status.HIT
 
         with self._call():
             await self._reads.each(range(len(keys)), look)

@@ -33,6 +33,18 @@ class Place(NamedTuple):
     is_alone: bool
 
 
+class Found(NamedTuple):
+    """What was said about a page.
+
+    Args:
+        status: HIT, MISS, UNAVAILABLE, or CORRUPT: what was there is removed then.
+        place: Where it is, if it is a hit.
+    """
+
+    status: Status
+    place: Place | None = None
+
+
 class Catalog:
     """Finds, publishes and removes pages.
 
@@ -76,24 +88,21 @@ class Catalog:
         if pointer is None:
             return None
         self._pointers.move_to_end(key)
-        return Place(self.pack_path(pointer.pack), pointer.start, is_alone=False)
+        return self._pointed_at(pointer)
 
-    async def look(self, key: PageKey) -> Status:
-        """Ask whether there is a page, and remember where it is.
-
-        Returns:
-            HIT, MISS, UNAVAILABLE, or CORRUPT: what was there is removed then.
-        """
+    async def look(self, key: PageKey) -> Found:
+        """Ask whether there is a page, and remember where it is."""
         shelf = self.shelf(key.space)
         if shelf.is_packed:
-            status = await self._look_up(shelf, key)
+            found = await self._look_up(shelf, key)
         else:
             status = await self.bucket.has(self.path(key), shelf.frame.file_bytes)
-        if status is Status.CORRUPT:
+            found = Found(status, self.place(key))
+        if found.status is Status.CORRUPT:
             await self.drop(key)
-        elif status is not Status.HIT:
+        elif found.status is not Status.HIT:
             self.forget(key)
-        return status
+        return found
 
     async def publish(self, key: PageKey, pointer: Pointer) -> Made:
         """Point at a page of a pack, unless somebody else's is there."""
@@ -117,15 +126,18 @@ class Catalog:
         """Forget where a page is."""
         self._pointers.pop(key, None)
 
-    async def _look_up(self, shelf: Shelf, key: PageKey) -> Status:
+    async def _look_up(self, shelf: Shelf, key: PageKey) -> Found:
         status, parts = await self.bucket.read(self.path(key), POINTER_BYTES)
         if status is not Status.HIT:
-            return status
+            return Found(status)
         pointer = shelf.unpack_pointer(key.hash, bytes(parts[0]))
         if pointer is None:
-            return Status.CORRUPT
+            return Found(Status.CORRUPT)
         self._remember(key, pointer)
-        return status
+        return Found(status, self._pointed_at(pointer))
+
+    def _pointed_at(self, pointer: Pointer) -> Place:
+        return Place(self.pack_path(pointer.pack), pointer.start, is_alone=False)
 
     def _remember(self, key: PageKey, pointer: Pointer) -> None:
         self._pointers[key] = pointer

@@ -69,6 +69,11 @@ class Shelf:
         self._prefix = f"{prefix}{space.name}/"
         self._suffix = ".at" if self.is_packed else ".kv"
 
+    @property
+    def num_together(self) -> int:
+        """Pages that an object holds at most."""
+        return PACK_BYTES // self.frame.file_bytes if self.is_packed else 1
+
     def path(self, page_hash: PageHash) -> str:
         """Return the name of a page's own object: its frame or its pointer."""
         name = page_hash.hex()

@@ -164,29 +164,32 @@ class Reading:
         await self._lane.each(list(self._doubts), drop)
 
     async def _look(self, number: int) -> Place | None:
-        key = self._keys[number]
-        status = await self._catalog.look(key)
-        if status is Status.HIT:
-            return self._catalog.place(key)
-        self.statuses[number] = status
-        return None
+        status, place = await self._catalog.look(self._keys[number])
+        if status is not Status.HIT:
+            self.statuses[number] = status
+        return place if status is Status.HIT else None
 
     async def _fetch(self, run: _Run) -> None:
         if run.is_object:
-            reply = await self._bucket.read(run.path, run.spans[0].stop)
+            status, parts = await self._bucket.read(run.path, run.spans[0].stop)
         else:
-            reply = await self._bucket.read_spans(run.path, run.spans)
-        if reply.status in {Status.MISS, Status.CORRUPT}:
-            for page in run.pages:
-                self._doubt(page, reply.status)
-        elif reply.status is Status.HIT:
+            status, parts = await self._bucket.read_spans(run.path, run.spans)
+        if status is Status.HIT:
+            await self._take_all(run, parts)
+            return
+        for page in run.pages:
+            if status is Status.CORRUPT or not page.place.is_alone:
+                self._doubts[page.number] = status
+            else:  # nothing leads to it, so that nothing has to be mended
+                self.statuses[page.number] = status
 
-            def take(part: range, stop: Stop) -> None:
-                for index in until(stop, part):
-                    self._take(run, run.pages[index], reply.parts)
+    async def _take_all(self, run: _Run, parts: Sequence[memoryview]) -> None:
+        def take(numbers: range, stop: Stop) -> None:
+            for number in until(stop, numbers):
+                self._take(run, run.pages[number], parts)
 
-            with suppress(ClosedError):  # closed meanwhile: nothing was reached
-                await self._lane.workers.run(take, [range(len(run.pages))])
+        with suppress(ClosedError):  # closed meanwhile: nothing was reached
+            await self._lane.workers.run(take, [range(len(run.pages))])
 
     def _take(self, run: _Run, page: _Asked, parts: Sequence[memoryview]) -> None:
         status = page.shelf.read_frame(
@@ -197,12 +200,6 @@ class Reading:
         )
         if status is Status.HIT:
             self.statuses[page.number] = status
-        else:
-            self._doubt(page, status)
-
-    def _doubt(self, page: _Asked, status: Status) -> None:
-        if status is Status.MISS and page.place.is_alone:
-            self.statuses[page.number] = status  # nothing leads to it, nothing to mend
         else:
             self._doubts[page.number] = status
 

@@ -69,10 +69,10 @@ def connect(
         if options:
             raise ValueError("options are for a url: give them to the store itself")
         return target
-    given = dict(options or {})
+    given = options or {}
     try:
         kind = client.parse_scheme(target)
-        arguments = _arguments(kind, given, timeout_s)
+        arguments = _arguments(kind, dict(given), timeout_s)
         store: object = client.store.from_url(target, **arguments)
     except (client.exceptions.BaseError, OSError, TypeError, ValueError) as error:
         told = _first_line(error, [*_secrets(given), *_secrets_of_url(target)])

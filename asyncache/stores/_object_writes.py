@@ -19,7 +19,7 @@ from asyncache.stores._batches import until
 from asyncache.stores._object_bucket import Made
 from asyncache.stores._object_catalog import Catalog
 from asyncache.stores._object_lane import Lane
-from asyncache.stores._object_pages import PACK_BYTES, PACK_ID_BYTES, Pointer, Shelf
+from asyncache.stores._object_pages import PACK_ID_BYTES, Pointer, Shelf
 from asyncache.threads import Stop
 
 _Group = list[PageKey]
@@ -61,7 +61,7 @@ class Writing:
         new: set[PageKey] = set()
 
         async def look(key: PageKey) -> None:
-            status = await self._catalog.look(key)
+            status, _ = await self._catalog.look(key)
             if status in {Status.MISS, Status.CORRUPT}:
                 new.add(key)
             else:
@@ -78,8 +78,7 @@ class Writing:
         for key in keys:
             shelf = self._catalog.shelf(key.space)
             group = open_groups.get(shelf)
-            num_bytes = shelf.frame.file_bytes
-            if group is None or (len(group) + 1) * num_bytes > PACK_BYTES:
+            if group is None or len(group) == shelf.num_together:
                 group = open_groups[shelf] = []
                 groups.append(group)
             group.append(key)
