@@ -12,6 +12,7 @@ import re
 import struct
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Self
 
 ITEM_BYTES = {
     "float64": 8,
@@ -187,6 +188,22 @@ class PageSpace:
         """The space in clear; equal names mean equal spaces."""
         shape = "x".join(map(str, self.shape))
         return f"{self.pool}-{self.shard}-{self.dtype}-{shape}"
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """Return the space that has this name.
+
+        Raises:
+            ValueError: If none has.
+        """
+        try:
+            pool, shard, dtype, shape = name.split("-")
+            space = cls(pool, shard, dtype, tuple(map(int, shape.split("x"))))
+            if space.name == name:  # int() reads more than we write
+                return space
+        except ValueError as error:
+            raise ValueError(f"{name!r:.200} is no space's name: {error}") from error
+        raise ValueError(f"{name!r:.200} is no space's name, {space.name!r:.200} is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

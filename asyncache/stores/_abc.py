@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 
-from asyncache.core import PageKey, PageSpace
+from asyncache.core import PageKey, PageSpace, StoreError
 
 PageBuffers = Sequence[memoryview]
 
@@ -114,6 +114,32 @@ class Store(ABC):
 
         A page that the store cannot remove now stays; :meth:`contains` tells.
         """
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        """Yield the keys of all pages, in no order.
+
+        A hint, as :meth:`contains`: a page that is put or removed meanwhile may be
+        among them or not. One that stays is, at least once. Nothing is held between
+        two keys that a caller who leaves would have to give back.
+
+        Raises:
+            StoreError: If the store cannot list its pages, or not now.
+        """
+        raise StoreError(f"{type(self).__name__} cannot list its pages")
+        yield  # type: ignore[unreachable]  # so that it is a generator
+
+    async def collect_garbage(self) -> int:
+        """Give back what nobody can read any more: what dead writers left.
+
+        Pages stay, and so does what writers who live have begun.
+
+        Returns:
+            The bytes freed, as far as the store knows of any.
+
+        Raises:
+            StoreError: If it cannot be done now.
+        """
+        return 0
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -15,10 +15,10 @@ differs outside differs inside, and plain pages and coded ones never meet.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
-from asyncache.core import ClosedError, PageHash, PageKey, PageSpace
+from asyncache.core import ClosedError, PageHash, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import slices, split, until
 from asyncache.threads import Stop, Workers
@@ -135,6 +135,18 @@ class CodedStore(Store, ABC):
     async def remove(self, keys: Sequence[PageKey]) -> None:
         self._check_usable()
         await self._inner.remove([place for key in keys for place in self._places(key)])
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        self._check_usable()
+        raise StoreError(
+            f"{type(self).__name__} cannot list its pages: no key follows from what it"
+            f" keeps them by; list those of {self._inner!r}"
+        )
+        yield  # type: ignore[unreachable]  # so that it is a generator
+
+    async def collect_garbage(self) -> int:
+        self._check_usable()
+        return await self._inner.collect_garbage()
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -32,7 +32,7 @@ def prepare_blocking(directory: str) -> str:
     temporary = root / TEMPORARY_NAME
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        _sweep(temporary)
+        sweep(temporary)
         _agree_on_format(root / CONTROL_NAME, temporary / secrets.token_hex(8))
     except OSError as error:
         raise StoreError(f"cannot keep pages in {directory!r}: {error}") from error
@@ -44,13 +44,21 @@ def prepare_blocking(directory: str) -> str:
 prepare = aiofiles.os.wrap(prepare_blocking)
 
 
-def _sweep(temporary: Path) -> None:
-    oldest = time.time() - STALE_S
+def sweep(temporary: Path) -> int:
+    """Remove the files of dead writers; return their bytes.
+
+    Raises:
+        OSError: If that cannot be done.
+    """
+    oldest, num_bytes = time.time() - STALE_S, 0
     for path in temporary.iterdir():
         # Another process sweeps too; and a directory is none of ours.
         with suppress(FileNotFoundError, IsADirectoryError):
-            if path.lstat().st_mtime < oldest:
+            found = path.lstat()
+            if found.st_mtime < oldest:
                 path.unlink()
+                num_bytes += found.st_size
+    return num_bytes
 
 
 def _agree_on_format(control: Path, draft: Path) -> None:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
 
-from asyncache.core import OrderError, PageKey, PageSpace
+from asyncache.core import OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split, until
-from asyncache.stores._directory import prepare
+from asyncache.stores._directory import prepare, sweep
 from asyncache.stores._page_files import PageFiles, PageReader
+from asyncache.stores._page_walk import Entry, walk
 from asyncache.threads import Stop, Workers
 
 # Where the hop between threads stops to count against the bytes that a job moves.
 _JOB_BYTES = 4 * 2**20
+_JOB_ENTRIES = 1024
 
 
 class FileStore(Store):
@@ -149,6 +153,50 @@ class FileStore(Store):
                 self._files(key.space).remove(key.hash)
 
         await self._writes.run(unlink, [range(len(keys))] if keys else [])
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        self._check_usable()
+        entries, part = walk(self._directory), list[Entry | None]()
+
+        def advance(_: None, __: Stop) -> None:
+            part[:] = islice(entries, _JOB_ENTRIES)
+
+        while True:
+            part.clear()
+            try:
+                await self._reads.run(advance, [None])
+            except OSError as error:
+                raise StoreError(f"{self!r} cannot list its pages: {error}") from error
+            if not part:
+                self._check_usable()  # else it was closed before that began
+                return
+            for entry in part:
+                if entry is not None and entry.is_page:
+                    yield entry.key
+
+    async def collect_garbage(self) -> int:
+        """Remove the files of dead writers, and what is under a page's name and none.
+
+        A writer is taken for dead when its file is an hour old.
+        """
+        self._check_usable()
+        freed: list[int] = []
+
+        def collect(_: None, stop: Stop) -> None:
+            assert self._temporary is not None
+            freed.append(sweep(Path(self._temporary)))
+            for entry in walk(self._directory):
+                if stop.is_set():
+                    return
+                if entry is not None and not entry.is_page:
+                    self._files(entry.key.space).remove(entry.key.hash)
+                    freed.append(entry.num_bytes)
+
+        try:
+            await self._writes.run(collect, [None])
+        except OSError as error:
+            raise StoreError(f"{self!r} cannot remove garbage: {error}") from error
+        return sum(freed)
 
     async def aclose(self) -> None:
         await self._reads.aclose()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 
 from xxhash import xxh3_64_digest
 
@@ -36,19 +37,22 @@ class Frame:
         self.num_layers = space.num_layers
         self.layer_bytes = space.layer_bytes
         self.page_bytes = space.page_bytes
-        used = _FIXED.size + _DIGEST_BYTES * (self.num_layers + 1)
-        self.head_bytes = -(-used // _HEAD_ALIGNMENT) * _HEAD_ALIGNMENT
-        self.file_bytes = self.head_bytes + self.page_bytes
+        self.file_bytes = frame_bytes(space)
+        self.head_bytes = self.file_bytes - self.page_bytes
         self._space_name = space.name.encode()
-        # Made once: making them page by page took as long as half of the digests.
-        self._cuts = [
-            slice(start, start + self.layer_bytes)
-            for start in range(0, self.page_bytes, self.layer_bytes)
-        ]
         self._plain, self._digested = (
             _FIXED.pack(MAGIC, VERSION, kind, self.num_layers, self.layer_bytes)
             for kind in (_NO_DIGESTS, _XXH3_64)
         )
+
+    @cached_property
+    def _cuts(self) -> list[slice]:
+        # Made once: making them page by page took as long as half of the digests. And
+        # not before there is a page: a name may claim any number of layers.
+        return [
+            slice(start, start + self.layer_bytes)
+            for start in range(0, self.page_bytes, self.layer_bytes)
+        ]
 
     def head(self, page_hash: PageHash, digests: bytes | None) -> bytes:
         """Return the head of a page, with its slices' digests or without any."""
@@ -88,3 +92,9 @@ class Frame:
         return [
             buffer[cut] for buffer in buffers for cut in cuts[: len(buffer) // size]
         ]
+
+
+def frame_bytes(space: PageSpace) -> int:
+    """Return the bytes of a page of a space with its head."""
+    used = _FIXED.size + _DIGEST_BYTES * (space.num_layers + 1)
+    return -(-used // _HEAD_ALIGNMENT) * _HEAD_ALIGNMENT + space.page_bytes

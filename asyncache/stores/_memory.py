@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import anyio.lowlevel
 
@@ -12,6 +12,7 @@ from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 
 # A millisecond or two, into memory that is new: what other tasks may wait for.
 _TURN_BYTES = 2 * 2**20
+_TURN_KEYS = 1024
 
 
 class MemoryStore(Store):
@@ -100,6 +101,15 @@ class MemoryStore(Store):
         await anyio.lowlevel.checkpoint()
         for key in keys:
             self._drop(key)
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        self._check_usable()
+        for place, key in enumerate(list(self._pages)):
+            if place % _TURN_KEYS == 0:
+                await anyio.lowlevel.checkpoint()
+                self._check_usable()
+            if key in self._pages:
+                yield key
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -18,8 +18,16 @@ from typing import NamedTuple
 from asyncache.core import ClosedError, OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._redis_nodes import Node, Nodes
-from asyncache.stores._redis_pages import Reader, Shelf, Writer, are_there, remove
+from asyncache.stores._redis_pages import (
+    Reader,
+    Shelf,
+    Writer,
+    are_there,
+    remove,
+    scan,
+)
 from asyncache.stores._redis_url import Door
+from asyncache.stores._redis_wire import ReplyError
 from asyncache.threads import Stop, Workers
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -196,6 +204,22 @@ class RedisStore(Store):
 
         await self._run(self._writes, unlink, keys)
 
+    async def keys(self) -> AsyncIterator[PageKey]:
+        """Yield the keys of all pages under the prefix.
+
+        One may come twice: the server says so of its SCAN.
+        """
+        self._check_usable()
+        await self._refresh(self._reads)
+        for node in self._nodes.all():
+            cursor, found = await self._scan(node, b"0")
+            for key in found:
+                yield key
+            while cursor != b"0":
+                cursor, found = await self._scan(node, cursor)
+                for key in found:
+                    yield key
+
     async def aclose(self) -> None:
         try:
             await self._reads.aclose()
@@ -222,16 +246,44 @@ class RedisStore(Store):
             with suppress(OSError, StoreError):
                 job(part, stop)
 
+        timeout_s = await self._refresh(workers)
+        with suppress(ClosedError):  # closed meanwhile, so that nothing was reached
+            await workers.run(attempt, self._split(keys, sizes), timeout_s=timeout_s)
+
+    async def _refresh(self, workers: Workers) -> float:
+        """Look around again if need be; return how long the rest of a call may take."""
+
         def look_again(_: tuple[()], stop: Stop) -> None:
             with suppress(StoreError):
                 self._look(_, stop)
 
-        timeout_s = self._timeout_s
-        if self._nodes.take_doubts():
-            timeout_s /= 2  # at most: there may be nobody to ask
-            await workers.run(look_again, [()], timeout_s=timeout_s)
-        with suppress(ClosedError):  # closed meanwhile, so that nothing was reached
-            await workers.run(attempt, self._split(keys, sizes), timeout_s=timeout_s)
+        if not self._nodes.take_doubts():
+            return self._timeout_s
+        timeout_s = self._timeout_s / 2  # at most: there may be nobody to ask
+        await workers.run(look_again, [()], timeout_s=timeout_s)
+        return timeout_s
+
+    async def _scan(self, node: Node, cursor: bytes) -> tuple[bytes, list[PageKey]]:
+        self._check_usable()
+        answers: list[tuple[bytes, list[PageKey]]] = []
+        reason: object = f"no answer within {self._timeout_s} s"
+
+        def ask(_: None, stop: Stop) -> None:
+            try:
+                with node.wire(stop) as wire:
+                    answers.append(scan(wire, self._prefix, cursor))
+            except OSError:
+                if not stop.is_set():  # which is what ended it
+                    raise
+
+        try:
+            await self._reads.run(ask, [None], timeout_s=self._timeout_s)
+        except (OSError, ReplyError) as error:
+            reason = error
+        for answer in answers:
+            return answer
+        self._check_usable()
+        raise StoreError(f"{self!r} cannot list its pages: {reason}")
 
     def _look(self, _: tuple[()], stop: Stop) -> None:
         with suppress(OSError):

@@ -126,6 +126,10 @@ class Nodes:
         """Whether there are several."""
         return bool(self._slots)
 
+    def all(self) -> list[Node]:
+        """Return whom to ask for all keys."""
+        return list(self._nodes.values()) if self._slots else [self._seed]
+
     def node_of(self, key: bytes) -> Node:
         """Return who has a key, as far as is known."""
         if not self._slots:

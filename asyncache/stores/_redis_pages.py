@@ -8,17 +8,21 @@ many pages is copied by both ends before its first byte moves.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from asyncache.core import PageHash, PageSpace
+from asyncache.core import PageHash, PageKey, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
-from asyncache.stores._redis_wire import Bulk, Wire, WireError, request
+from asyncache.stores._redis_wire import Bulk, Reply, Wire, WireError, request
 
 # Pages under way to the server at once: more hide no more latency.
 _WINDOW = 4
+# Keys that the server looks at for one answer.
+_SCANNED = b"1000"
+_KEY = re.compile(r"([^:]*):([0-9a-f]{64})")
 
 
 class Shelf:
@@ -191,3 +195,34 @@ def remove(wire: Wire, keys: Sequence[bytes]) -> None:
         line = wire.read_line()
         if not line.startswith((b":", b"-")):
             raise WireError(f"no answer to UNLINK: {line[:40]!r}")
+
+
+def scan(wire: Wire, prefix: str, cursor: bytes) -> tuple[bytes, list[PageKey]]:
+    """Return where to go on, and some pages; from b"0" on, until that comes back.
+
+    Raises:
+        ReplyError: If the server does not let us.
+        OSError: If the connection is over.
+    """
+    begin = f"{prefix}:"
+    wire.send(
+        request(b"SCAN", cursor, b"MATCH", f"{begin}*".encode(), b"COUNT", _SCANNED)
+    )
+    match wire.read_reply():
+        case [bytes(then), [*names]]:
+            keys = [_key_of(name, begin) for name in names]
+            return then, [key for key in keys if key is not None]
+        case reply:
+            raise WireError(f"no answer to SCAN: {reply!r:.80}")
+
+
+def _key_of(name: Reply, begin: str) -> PageKey | None:
+    """Return the page that a key is of, if it is one of ours."""
+    text = name.decode(errors="replace") if isinstance(name, bytes) else ""
+    match = _KEY.fullmatch(text.removeprefix(begin))
+    try:
+        space = PageSpace.from_name(match[1] if match else "")
+    except ValueError:
+        return None
+    assert match is not None
+    return PageKey(PageHash(bytes.fromhex(match[2])), space)

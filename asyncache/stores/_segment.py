@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
-from asyncache.core import ClosedError, OrderError, PageKey, PageSpace
+from asyncache.core import (
+    ClosedError,
+    OrderError,
+    PageHash,
+    PageKey,
+    PageSpace,
+    StoreError,
+)
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._batches import split
+from asyncache.stores._segment_census import page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
@@ -24,6 +34,8 @@ from asyncache.stores._segment_index import SLOTS_PER_SEGMENT, SegmentIndex
 from asyncache.stores._slot_pages import SlotPages
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop, Workers
+
+_Answer = TypeVar("_Answer")
 
 _MOST_SEGMENT_BYTES = ALIGNMENT * SLOTS_PER_SEGMENT
 # Where the hop between threads stops to count against the bytes that a job moves.
@@ -188,6 +200,25 @@ class SegmentStore(Store):
 
         await self._run(self._writes, forget, keys, [range(len(keys))] if keys else [])
 
+    async def keys(self) -> AsyncIterator[PageKey]:
+        for number, space in await self._ask(self._reads, _spaces):
+            after = b""
+            while part := await self._ask(
+                self._reads, partial(_page_hashes, number, after)
+            ):
+                for page_hash in part:
+                    yield PageKey(page_hash, space)
+                after = part[-1]
+
+    async def collect_garbage(self) -> int:
+        """Free what dead processes claimed; forget segments without a file."""
+
+        def collect(my: _Mine) -> int:
+            assert self._directory is not None
+            return self._directory.collect_garbage(my.index, my.database)
+
+        return await self._ask(self._writes, collect)
+
     async def aclose(self) -> None:
         """Give back what this store claimed, and leave the directory."""
         self._is_closed = True
@@ -218,14 +249,44 @@ class SegmentStore(Store):
 
         await workers.run(job, parts)
 
-    def _pages(self, space: PageSpace, stop: Stop) -> SlotPages:
-        """Return what this thread reads and writes pages of a space with."""
-        directory = self._directory
-        assert directory is not None
+    async def _ask(
+        self, workers: Workers, question: Callable[[_Mine], _Answer]
+    ) -> _Answer:
+        """Return what a thread answers.
+
+        Raises:
+            StoreError: If the disk fails, or others are in the way.
+        """
+        self._check_usable()
+        answers: list[_Answer] = []
+
+        def job(_: None, stop: Stop) -> None:
+            answers.append(question(self._my(stop)))
+
+        try:
+            await workers.run(job, [None])
+        except sqlite3.ProgrammingError:
+            raise  # ours, not the disk's
+        except (sqlite3.Error, OSError) as error:
+            self._check_usable()
+            raise StoreError(f"{self!r} cannot tell: {error}") from error
+        for answer in answers:
+            return answer
+        raise ClosedError("the store was closed meanwhile")
+
+    def _my(self, stop: Stop) -> _Mine:
+        """Return what this thread works with."""
+        assert self._directory is not None
         mine: _Mine | None = getattr(self._local, "mine", None)
         if mine is None:
-            mine = self._local.mine = _Mine(*directory.new_index())
+            mine = self._local.mine = _Mine(*self._directory.new_index())
         mine.database.stop = stop
+        return mine
+
+    def _pages(self, space: PageSpace, stop: Stop) -> SlotPages:
+        """Return what this thread reads and writes pages of a space with."""
+        directory, mine = self._directory, self._my(stop)
+        assert directory is not None
         if space not in mine.pages:
             mine.pages[space] = SlotPages(
                 directory.files,
@@ -274,6 +335,14 @@ class SegmentStore(Store):
             raise OrderError(f"{self!r} is not open: await its open() first")
         if self._process != os.getpid():
             raise OrderError(f"{self!r} was opened by the parent of this process")
+
+
+def _spaces(my: _Mine) -> list[tuple[int, PageSpace]]:
+    return spaces(my.database)
+
+
+def _page_hashes(space: int, after: bytes, my: _Mine) -> list[PageHash]:
+    return page_hashes(my.database, space, after)
 
 
 def _runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:

@@ -21,9 +21,11 @@ from pathlib import Path
 from stat import S_ISREG
 
 from asyncache.core import ClosedError, StoreError
+from asyncache.stores._frame import Frame
 from asyncache.stores._owners import Owner, is_alive, sweep
+from asyncache.stores._segment_census import spaces
 from asyncache.stores._segment_database import Patience, SegmentDatabase, is_damage
-from asyncache.stores._segment_files import SegmentFiles
+from asyncache.stores._segment_files import SegmentFiles, slot_bytes
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.threads import Stop
 
@@ -93,6 +95,24 @@ class SegmentDirectory:
             database, self._owner.name, lambda name: is_alive(self._owners, name)
         )
         return index, database
+
+    def collect_garbage(self, index: SegmentIndex, database: SegmentDatabase) -> int:
+        """Drop segments without a file and files without a segment; free dead claims.
+
+        Nobody makes a segment meanwhile: for that one has to be alone.
+
+        Returns:
+            The bytes of those files, and of the slots that were claimed.
+        """
+        for segment in index.segments():
+            if not self.files.is_whole(segment):
+                index.drop_segment(segment)
+        num_bytes = self.files.sweep(set(index.segments()))
+        num_slots = index.reclaim()
+        return num_bytes + sum(
+            num_slots[number] * slot_bytes(Frame(space))
+            for number, space in spaces(database)
+        )
 
     def close(self, *, owns_something: bool) -> None:
         """Use it no more; tell whether slots of it may still be claimed."""

@@ -85,12 +85,16 @@ class SegmentFiles:
         with suppress(FileNotFoundError):
             os.unlink(self._path(segment))  # noqa: PTH108 - as above
 
-    def sweep(self, known: set[int]) -> None:
-        """Remove the files of segments that nobody knows of."""
+    def sweep(self, known: set[int]) -> int:
+        """Remove the files of segments that nobody knows of; return their bytes."""
+        num_bytes = 0
         names = {os.path.basename(self._path(segment)) for segment in known}  # noqa: PTH119
         for name in os.listdir(self._directory):  # noqa: PTH208 - strings all along
             if _NAME.fullmatch(name) and name not in names:
-                os.unlink(f"{self._directory}/{name}")  # noqa: PTH108 - as above
+                path = f"{self._directory}/{name}"
+                num_bytes += os.lstat(path).st_size
+                os.unlink(path)  # noqa: PTH108 - as above
+        return num_bytes
 
     def open(self, segment: int) -> bool:
         """Open a segment's file; return whether there is one.

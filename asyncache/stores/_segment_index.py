@@ -19,6 +19,7 @@ takes a page of its own, or a whole segment of the space whose page is the oldes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -203,10 +204,10 @@ class SegmentIndex:
                 ):
                     self._free(space, place.slot)
 
-    def reclaim(self) -> None:
-        """Free the claims of processes that are gone."""
+    def reclaim(self) -> Counter[int]:
+        """Free the claims of processes that are gone; count the slots of each space."""
         with self._database.change():
-            self._reclaim()
+            return self._reclaim()
 
     def leave(self, used: Uses) -> None:
         """Take note of pages that were used, and give all claims back."""
@@ -327,21 +328,21 @@ class SegmentIndex:
                 first + SLOTS_PER_SEGMENT - 1,
             )
 
-    def _reclaim(self) -> set[int]:
-        """Return the spaces to which slots came back."""
-        spaces: set[int] = set()
+    def _reclaim(self) -> Counter[int]:
+        """Return the spaces to which slots came back, and how many did."""
+        spaces: Counter[int] = Counter()
         for (owner,) in self._database.all("SELECT DISTINCT owner FROM claim"):
             if owner != self._owner and not self._is_alive(owner):
-                spaces |= self._free_claims_of(owner)
+                spaces += self._free_claims_of(owner)
         return spaces
 
-    def _free_claims_of(self, owner: str) -> set[int]:
+    def _free_claims_of(self, owner: str) -> Counter[int]:
         rows = self._database.all(
             "DELETE FROM claim WHERE owner = ? RETURNING space, slot", owner
         )
         for space, slot in rows:
             self._free(space, slot)
-        return {space for space, _ in rows}
+        return Counter(space for space, _ in rows)
 
     def _give_back(self, slots: Sequence[int]) -> None:
         for slot, space in self._end_claims(slots).items():

@@ -6,7 +6,7 @@ never a moment when it is in neither. And no read brings back what was removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -133,6 +133,28 @@ class TieredStore(Store):
                     await tier.remove(keys)
         finally:
             self._removals.remove(removal)
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        """Yield the keys of the pages of all tiers, each once.
+
+        All of them are kept until the last one: some 200 bytes a page.
+        """
+        self._check_usable()
+        told: set[PageKey] = set()
+        for tier in self._tiers:
+            async for key in tier.keys():
+                if key not in told:
+                    told.add(key)
+                    yield key
+                    self._check_usable()
+
+    async def collect_garbage(self) -> int:
+        self._check_usable()
+        num_bytes = 0
+        for tier in self._tiers:
+            if not self._is_closed:
+                num_bytes += await tier.collect_garbage()
+        return num_bytes
 
     async def aclose(self) -> None:
         self._is_closed = True

@@ -9,6 +9,7 @@ from asyncache.stores import Store
 from asyncache.testing._nth import noting
 from asyncache.testing._store_identity import IDENTITY_LAWS
 from asyncache.testing._store_laws import BASIC_LAWS
+from asyncache.testing._store_listing import LISTING_LAWS
 from asyncache.testing._store_processes import check_processes
 from asyncache.testing._store_races import RACE_LAWS
 from asyncache.testing._store_tampering import Stored, check_tampering
@@ -43,9 +44,10 @@ async def check_store(
             has it open at a time. Without, no process is started.
 
     Raises:
-        AssertionError: If a law is broken; a note names the law.
+        AssertionError: If a law is broken; a note names the law. A store that raises
+            StoreError "<its class> cannot list its pages" is asked for no keys.
     """
-    laws = [*BASIC_LAWS, *RACE_LAWS, *IDENTITY_LAWS]
+    laws = [*BASIC_LAWS, *RACE_LAWS, *IDENTITY_LAWS, *LISTING_LAWS]
     if stored is not None:
         laws.append(check_tampering(stored))
     for law in laws:

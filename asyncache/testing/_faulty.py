@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from enum import Enum, auto
 
 from asyncache.core import PageKey
@@ -126,6 +126,13 @@ class FaultyStore(Store):
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         await self._inner.remove(keys)
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        async for key in self._inner.keys():
+            yield key
+
+    async def collect_garbage(self) -> int:
+        return await self._inner.collect_garbage()
 
     async def aclose(self) -> None:
         await self._inner.aclose()

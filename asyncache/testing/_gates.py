@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from asyncache.core import PageKey
 from asyncache.stores import PageBuffers, Status, Store
@@ -60,6 +60,13 @@ class GateStore(Store):
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         await self._inner.remove(keys)
+
+    async def keys(self) -> AsyncIterator[PageKey]:
+        async for key in self._inner.keys():
+            yield key
+
+    async def collect_garbage(self) -> int:
+        return await self._inner.collect_garbage()
 
     async def aclose(self) -> None:
         await self._inner.aclose()

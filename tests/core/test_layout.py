@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, strategies as st
 
 from asyncache.core import (
     ITEM_BYTES,
@@ -214,3 +217,59 @@ def test_a_layout_that_cannot_be_is_refused(change, error, says):
 def test_a_space_whose_name_would_not_do_for_a_file_is_refused(change, error, says):
     with pytest.raises(error, match=says):
         replace(LAYOUT.space(KV), **change)
+
+
+EXTENTS = st.lists(st.integers(1, 2**40), min_size=1, max_size=6).map(tuple)
+SPACES = st.builds(
+    PageSpace,
+    pool=st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True),
+    shard=st.just("all") | st.from_regex(r"[0-9]{1,9}of[0-9]{1,9}", fullmatch=True),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    shape=EXTENTS,
+)
+
+
+@given(SPACES)
+def test_a_space_is_found_by_its_name(space):
+    assert PageSpace.from_name(space.name) == space
+
+
+@given(
+    st.text()
+    | st.tuples(SPACES, st.integers(0, 80), st.text(max_size=2)).map(
+        lambda cut: cut[0].name[: cut[1]] + cut[2] + cut[0].name[cut[1] :]
+    )
+    | st.text("kvalofuint8x0123456789- _\n", max_size=24)
+)
+def test_what_is_no_spaces_name_is_refused(name):
+    with suppress(ValueError):
+        assert PageSpace.from_name(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "kv",
+        "kv-all-uint8",
+        "kv-all-uint8-",
+        "kv-all-uint8-x",
+        "kv-all-uint8-02",
+        "kv-all-uint8-2x+2",
+        "kv-all-uint8-2x-2",
+        "kv-all-uint8-2x2_0",
+        "kv-all-uint8- 2",
+        "kv-all-uint8-2x2\n",
+        "kv-all-uint8-\u0662",
+        "kv-all-uint8-0x2",
+        "kv-all-uint8-2-2",
+        "kv-some-uint8-2",
+        "kv-all-object-2",
+        "Kv-all-uint8-2",
+        "../kv-all-uint8-2",
+        f"kv-all-uint8-{'9' * 5000}",
+    ],
+)
+def test_what_is_nearly_a_spaces_name_is_refused(name):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name!r:.200}')} is no space"):
+        PageSpace.from_name(name)
