@@ -7,16 +7,17 @@ packs, and pages that were put together are read together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import anyio
 
-from asyncache.core import OrderError, PageKey
+from asyncache.core import OrderError, PageKey, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
-from asyncache.stores._object_bucket import Bucket
+from asyncache.stores._object_bucket import Bucket, Entry
 from asyncache.stores._object_catalog import Catalog
+from asyncache.stores._object_census import Census
 from asyncache.stores._object_lane import Lane
 from asyncache.stores._object_reads import Reading
 from asyncache.stores._object_url import connect, load_client, name_of
@@ -159,6 +160,31 @@ class ObjectStore(Store):
         with self._call():
             await self._writes.each(list(dict.fromkeys(keys)), self._catalog.drop)
 
+    async def keys(self) -> AsyncIterator[PageKey]:
+        self._check_usable()
+        async for entries in self._walk(self._prefix):
+            for entry in entries:
+                key = self._catalog.key(entry.path)
+                if key is not None:
+                    yield key
+
+    async def collect_garbage(self) -> int:
+        """Remove packs without pointers, and pointers without a pack.
+
+        A pack that is younger than an hour stays: its writer may be about to point at
+        it. The clocks of this host and of the bucket must not be further apart.
+        """
+        self._check_usable()
+        census = Census(self._catalog, self._reads)
+        async for entries in self._walk(self._catalog.packs):
+            census.note_packs(entries)
+        async for entries in self._walk(self._prefix):
+            with self._call():
+                await census.note_pages(entries)
+        with self._call():
+            await census.remove_packs()
+        return census.num_bytes
+
     async def aclose(self) -> None:
         for scope in self._calls:
             scope.cancel()
@@ -171,6 +197,17 @@ class ObjectStore(Store):
         self._reads.workers.check_open()
         if not self._is_open:
             raise OrderError(f"{self!r} is not open: await its open() first")
+
+    async def _walk(self, folder: str) -> AsyncIterator[list[Entry]]:
+        advance, entries = self._catalog.bucket.walk(folder), None
+        while entries is None or entries:
+            entries = None
+            with self._call():
+                entries = await advance()
+            self._check_usable()
+            if entries is None:
+                raise StoreError(f"{self!r} cannot list its pages: no answer")
+            yield entries
 
     @contextmanager
     def _call(self) -> Iterator[None]:

@@ -7,7 +7,8 @@ is cancelled here leaves nothing behind that touches anybody's pages.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from asyncache.core import StoreError
 from asyncache.stores._abc import Status
 
 _PROBE = "asyncache"
+_CHUNK = 500
 _NO_ROOM = re.compile(
     "status code: (?:413|507)|<Code>(?:EntityTooLarge|[A-Za-z]*Quota[A-Za-z]*)</Code>"
     "|No space left on device|Disk quota exceeded|File too large"
@@ -55,6 +57,14 @@ class Reply(NamedTuple):
     parts: Sequence[memoryview] = ()
 
 
+class Entry(NamedTuple):
+    """An object in a listing: its name, its length, and when it was made."""
+
+    path: str
+    num_bytes: int
+    made: datetime
+
+
 class Bucket:
     """A bucket, or what obstore takes for one.
 
@@ -92,15 +102,21 @@ class Bucket:
         if refusal is not None:
             raise StoreError(refusal)
 
-    async def has(self, path: str, num_bytes: int) -> Status:
-        """Return whether there is an object of this length: HIT, MISS or CORRUPT."""
+    async def has(self, path: str, num_bytes: int | None = None) -> Status:
+        """Return whether there is an object: HIT, MISS, or CORRUPT if not so long.
+
+        Args:
+            path: Its name.
+            num_bytes: Its length; any when None.
+        """
         try:
             found = await self._client.head_async(self._store, path)
         except FileNotFoundError:
             return Status.MISS
         except self._errors:
             return Status.UNAVAILABLE
-        return Status.HIT if found["size"] == num_bytes else Status.CORRUPT
+        is_good = num_bytes in {None, found["size"]}
+        return Status.HIT if is_good else Status.CORRUPT
 
     async def read(self, path: str, num_bytes: int) -> Reply:
         """Read all of an object of this length; nothing of one of another."""
@@ -131,12 +147,37 @@ class Bucket:
         """Make an object under a name that is new. ``data`` must be nobody else's."""
         return await self._put(path, data, "overwrite")
 
-    async def delete(self, path: str) -> None:
-        """Delete an object, if it is there and if that can be done now."""
+    async def delete(self, path: str) -> bool:
+        """Delete an object, if it is there; return whether there is none now."""
         try:
             await self._client.delete_async(self._store, path)
+        except FileNotFoundError:
+            return True
         except self._errors:
-            return
+            return False
+        return True
+
+    def walk(self, folder: str) -> Callable[[], Awaitable[list[Entry] | None]]:
+        """Return what to await for the objects under a folder, some at a time.
+
+        It answers with none at the end, and with None where there is no answer.
+        """
+        chunks = self._client.list(self._store, folder, chunk_size=_CHUNK)
+
+        async def advance() -> list[Entry] | None:
+            try:
+                # anext() with a default does not bear how obstore ends.
+                chunk = await chunks.__anext__()
+            except StopAsyncIteration:
+                return []
+            except self._errors:
+                return None
+            return [
+                Entry(found["path"], found["size"], found["last_modified"])
+                for found in chunk
+            ]
+
+        return advance
 
     async def _put(self, path: str, data: bytes | memoryview, mode: str) -> Made:
         try:

@@ -7,16 +7,19 @@ verified; and a page that was removed meanwhile is what it was.
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from collections import OrderedDict
 from typing import NamedTuple
 
-from asyncache.core import PageKey, PageSpace
+from asyncache.core import PageHash, PageKey, PageSpace
 from asyncache.stores._abc import Status
 from asyncache.stores._object_bucket import Bucket, Made
 from asyncache.stores._object_pages import POINTER_BYTES, Pointer, Shelf
 
 # Some 20 MB of them.
 _MAX_POINTERS = 65_536
+# Where the digits of the hash are in "hh/hash.at".
+_HASH = slice(3, 67)
 
 
 class Place(NamedTuple):
@@ -76,9 +79,24 @@ class Catalog:
         """Return the name of a page's own object."""
         return self.shelf(key.space).path(key.hash)
 
+    def key(self, path: str) -> PageKey | None:
+        """Return the page whose own object has this name; None if none has."""
+        name, _, rest = path.removeprefix(self._prefix).partition("/")
+        try:
+            digits = rest[_HASH].encode()
+            key = PageKey(PageHash(unhexlify(digits)), PageSpace.from_name(name))
+        except ValueError:
+            return None
+        return key if self.path(key) == path else None
+
+    @property
+    def packs(self) -> str:
+        """The folder of the packs."""
+        return f"{self._prefix}packs/"
+
     def pack_path(self, pack: bytes) -> str:
         """Return the name of a pack."""
-        return f"{self._prefix}packs/{pack.hex()}"
+        return f"{self.packs}{pack.hex()}"
 
     def place(self, key: PageKey) -> Place | None:
         """Return where a page is, as far as that is known without asking."""

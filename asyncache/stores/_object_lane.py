@@ -30,7 +30,7 @@ class Lane:
         self.workers = workers
 
     async def each(
-        self, items: Sequence[_Item], job: Callable[[_Item], Awaitable[None]]
+        self, items: Sequence[_Item], job: Callable[[_Item], Awaitable[object]]
     ) -> None:
         """Do a job with room for each item; return when none of them is under way."""
 
@@ -41,7 +41,7 @@ class Lane:
         await self.spread(items, with_room)
 
     async def spread(
-        self, items: Sequence[_Item], job: Callable[[_Item], Awaitable[None]]
+        self, items: Sequence[_Item], job: Callable[[_Item], Awaitable[object]]
     ) -> None:
         """Do as :meth:`each` with jobs that see to their room themselves."""
         waiting = iter(items)
