@@ -60,7 +60,7 @@ class ObjectStore(Store):
         timeout_s: Seconds that a call takes at most. Pages that it did not reach by
             then are UNAVAILABLE.
         num_requests: Requests that read at the same time, each of up to 4 MiB or a
-            page, held in memory; half as many write, so that a backlog of writes never
+            page, held in memory; as many write, so that a backlog of writes never
             delays a read.
         checksums: Whether to write digests of the slices, and to read only pages with
             them, verified.
@@ -100,7 +100,7 @@ class ObjectStore(Store):
         readers = Workers(_NUM_THREADS, "asyncache-object-read", owner="store")
         writers = Workers(_NUM_THREADS, "asyncache-object-write", owner="store")
         self._reads = Lane(num_requests, readers)
-        self._writes = Lane(-(-num_requests // 2), writers)
+        self._writes = Lane(num_requests, writers)
         self._calls: set[anyio.CancelScope] = set()
         self._is_open = False
 

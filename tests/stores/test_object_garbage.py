@@ -31,10 +31,8 @@ def all_are_old(monkeypatch):
 
 
 async def listed(store: ObjectStore) -> list[str]:
-    found = []
-    async for key in store.keys():
-        found.append(key.name)
-    return sorted(found)
+    keys = store.keys()
+    return sorted([key.name async for key in keys])
 
 
 async def test_pages_of_all_kinds_are_listed_and_what_is_none_is_not(monkeypatch):
