@@ -118,7 +118,7 @@ class Catalog:
             found = Found(status, self.place(key))
         if found.status is Status.CORRUPT:
             await self.drop(key)
-        elif found.status is not Status.HIT:
+        elif found.status is Status.MISS:
             self.forget(key)
         return found
 

@@ -176,12 +176,12 @@ class Reading:
             status, parts = await self._bucket.read_spans(run.path, run.spans)
         if status is Status.HIT:
             await self._take_all(run, parts)
-            return
-        for page in run.pages:
-            if status is Status.CORRUPT or not page.place.is_alone:
-                self._doubts[page.number] = status
-            else:  # nothing leads to it, so that nothing has to be mended
+        elif status is Status.MISS and run.pages[0].place.is_alone:
+            # Nothing leads to it, so that nothing has to be mended.
+            for page in run.pages:
                 self.statuses[page.number] = status
+        elif status is not Status.UNAVAILABLE:
+            self._doubts.update((page.number, status) for page in run.pages)
 
     async def _take_all(self, run: _Run, parts: Sequence[memoryview]) -> None:
         def take(numbers: range, stop: Stop) -> None:

@@ -58,8 +58,8 @@ UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
 MANY_LAYERS = PageSpace("kv", "all", "uint8", (1500, 1, 1, 1, 8))
 # 256 KiB a page, of which 15 fit into a pack.
 MIDDLE = PageSpace("kv", "all", "uint8", (8, 2, 16, 4, 256))
-# 4 MiB a page, an object each.
-BIG = PageSpace("kv", "all", "uint8", (8, 2, 16, 64, 256))
+# 2 MiB a page, an object each.
+BIG = PageSpace("kv", "all", "uint8", (8, 2, 16, 32, 256))
 ROOT = Path(__file__).parents[2]
 
 
@@ -195,7 +195,7 @@ async def test_objects_are_named_and_framed_as_others_may_expect():
         assert re.fullmatch(r"golden/v1/packs/[0-9a-f]{32}", pack)
         digits = bytes(range(32)).hex()
         pointer = f"golden/v1/kv-0of1-uint8-4x2x4x2x8/00/{digits}.at"
-        plain = f"golden/v1/kv-all-uint8-8x2x16x64x256/00/{digits}.kv"
+        plain = f"golden/v1/kv-all-uint8-8x2x16x32x256/00/{digits}.kv"
         assert sorted(found) == sorted([pack, pointer, plain])
         assert len(await read(store, pack)) == 640
         assert len(await read(store, plain)) == BIG.page_bytes + 128
@@ -282,6 +282,12 @@ async def test_a_load_that_follows_a_lookup_needs_a_request_a_pack(server):
         frame = MIDDLE.page_bytes + 128
         [line] = heard
         assert line.lower().endswith(f"range: bytes={2 * frame}-{4 * frame - 1}")
+        heard.clear()
+        # What lies between is not read.
+        assert await get(store, keys[9], keys[2], keys[2]) == [HIT] * 3
+        spans = sorted(line.lower().partition("bytes=")[2] for line in heard)
+        wanted = [f"{n * frame}-{(n + 1) * frame - 1}" for n in (2, 9)]
+        assert spans == sorted(wanted)
 
 
 async def test_a_page_that_is_there_moves_no_bytes(server):

@@ -103,6 +103,21 @@ async def test_trouble_is_no_answer_and_not_a_miss(proxy, trouble):
             assert await get(other, *keys) == [HIT] * 2
 
 
+@pytest.mark.parametrize("layers", [None, range(1)], ids=str)
+async def test_packs_that_cannot_be_read_now_stay_pointed_at(proxy, layers):
+    keys = new_keys(3)
+    async with store_at(proxy.url) as store:
+        await put(store, *keys)
+        for _ in range(2):  # with pointers that are remembered, and without
+            proxy.answer = lambda d: TROUBLE["503"] if b"/packs/" in d[:99] else None
+            assert await get(store, *keys, layers=layers) == [UNAVAILABLE] * 3
+            proxy.calm()
+            assert await store.contains(keys) == [True] * 3
+            assert await get(store, *keys, layers=layers) == [HIT] * 3
+            for key in keys:
+                store._catalog.forget(key)
+
+
 FULL = {
     "507": answer(507),
     "413": answer(413),
@@ -353,12 +368,21 @@ async def test_a_server_that_dies_is_unavailable_and_its_pages_outlive_it():
     keys = [*new_keys(4, LARGE_SPACE), *new_keys(1, BIG)]
     with running() as server:
         server.kill()
-        async with store_at(server.url) as store:
+        async with store_at(server.url, num_requests=3) as store:
             assert await get(store, *keys) == [UNAVAILABLE] * 5
             await anyio.to_thread.run_sync(server.start)
             await returns(store, *keys)
             # In the middle of reads and of writes.
-            fresh, statuses = new_keys(60, BIG), []
+            fresh, statuses = new_keys(12, BIG), []
+            bucket, begun = store._catalog.bucket, anyio.Event()
+            make = bucket.make
+
+            async def note_and_make(path, data):
+                made = await make(path, data)
+                begun.set()
+                return made
+
+            bucket.make = note_and_make
 
             async def write() -> None:
                 statuses.extend(await put(store, *fresh))
@@ -371,8 +395,7 @@ async def test_a_server_that_dies_is_unavailable_and_its_pages_outlive_it():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(write)
                 tasks.start_soon(read)
-                for _ in range(300):
-                    await anyio.lowlevel.checkpoint()
+                await begun.wait()
                 server.kill()
             assert UNAVAILABLE in statuses
             assert await get(store, *keys) == [UNAVAILABLE] * 5
