@@ -10,6 +10,7 @@ from asyncache.stores._file import FileStore
 from asyncache.stores._frame import frame_bytes
 from asyncache.stores._framed import FramedPage, frame_page, unframe_page
 from asyncache.stores._memory import MemoryStore
+from asyncache.stores._object import ObjectStore
 from asyncache.stores._redis import RedisStore
 from asyncache.stores._segment import SegmentStore
 from asyncache.stores._segment_census import SegmentUsage
@@ -22,6 +23,7 @@ __all__ = [
     "FileStore",
     "FramedPage",
     "MemoryStore",
+    "ObjectStore",
     "PageBuffers",
     "RedisStore",
     "SegmentStore",

@@ -104,7 +104,7 @@ def fill(kind: str, directory: Path) -> list[PageKey]:
 
 def path_of(directory: Path, key: PageKey) -> Path:
     name = key.hash.hex()
-    return directory / key.space.name / name[:2] / f"{name}.kv"
+    return directory / key.space.name / name[-2:] / f"{name}.kv"
 
 
 def spoil(kind: str, directory: Path, key: PageKey) -> None:

@@ -31,7 +31,7 @@ def page_file(key: PageKey, *, checksums: bool = True) -> bytes:
 
 
 def name_of(key: PageKey) -> str:
-    return f"{key.space.name}/{key.hash.hex()[:2]}/{key.hash.hex()}.kv"
+    return f"{key.space.name}/{key.hash.hex()[-2:]}/{key.hash.hex()}.kv"
 
 
 def member(

@@ -170,7 +170,7 @@ def left_of(*paths: Path) -> list[Path]:
 
 def path_of(directory: Path, key: PageKey) -> Path:
     name = key.hash.hex()
-    return directory / key.space.name / name[:2] / f"{name}.kv"
+    return directory / key.space.name / name[-2:] / f"{name}.kv"
 
 
 async def test_only_what_is_a_page_is_listed(tmp_path):
