@@ -31,7 +31,7 @@ def page_file(key: PageKey, *, checksums: bool = True) -> bytes:
 
 
 def name_of(key: PageKey) -> str:
-    return f"{key.space.name}/{key.hash.hex()[:2]}/{key.hash.hex()}.kv"
+    return f"{key.space.name}/{key.hash.hex()[-2:]}/{key.hash.hex()}.kv"
 
 
 def member(
@@ -124,7 +124,9 @@ FOREIGN = {
     "a page whose path leads out": member(f"../{name_of(KEYS[0])}", PAGE),
     "an absolute page": member(f"/{name_of(KEYS[0])}", PAGE),
     "a page in a folder": member(f"x/{name_of(KEYS[0])}", PAGE),
-    "a page in another half": member(f"{SPACE.name}/zz/{KEYS[0].hash.hex()}.kv", PAGE),
+    "a page in a folder of another name": member(
+        f"{SPACE.name}/zz/{KEYS[0].hash.hex()}.kv", PAGE
+    ),
     "a symbolic link": member(
         name_of(KEYS[0]), kind=tarfile.SYMTYPE, link="/etc/passwd"
     ),
