@@ -21,7 +21,7 @@ END = bytes(2 * _BLOCK)
 _MOST_HEADER_BYTES = 2**20
 _SCRATCH_BYTES = 2**18
 _NAME = re.compile(
-    r"(?:\./)*(?P<space>[^/]+)/(?:(?P<half>[0-9a-f]{2})/)?(?P<hash>[0-9a-f]{64})\.kv"
+    r"(?:\./)*(?P<space>[^/]+)/(?:[0-9a-f]{2}/)?(?P<hash>[0-9a-f]{64})\.kv"
 )
 _RECORD = re.compile(rb"([0-9]{1,18}) ([^=\n]{1,1000})=")
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -180,7 +180,7 @@ class TarReader:
 
 def _key_of(name: str) -> PageKey | None:
     match = _NAME.fullmatch(name)
-    if match is None or not match["hash"].startswith(match["half"] or ""):
+    if match is None:
         return None
     try:
         space = PageSpace.from_name(match["space"])

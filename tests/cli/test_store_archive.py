@@ -124,7 +124,9 @@ FOREIGN = {
     "a page whose path leads out": member(f"../{name_of(KEYS[0])}", PAGE),
     "an absolute page": member(f"/{name_of(KEYS[0])}", PAGE),
     "a page in a folder": member(f"x/{name_of(KEYS[0])}", PAGE),
-    "a page in another half": member(f"{SPACE.name}/zz/{KEYS[0].hash.hex()}.kv", PAGE),
+    "a page in a folder of another name": member(
+        f"{SPACE.name}/zz/{KEYS[0].hash.hex()}.kv", PAGE
+    ),
     "a symbolic link": member(
         name_of(KEYS[0]), kind=tarfile.SYMTYPE, link="/etc/passwd"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ from asyncache.stores import (
 from asyncache.stores._directory import STALE_S
 from asyncache.stores._redis_pages import scan
 from asyncache.stores._redis_wire import Wire, WireError
+from asyncache.stores._segment_directory import FORMAT
 from asyncache.testing import FaultyStore, GateStore, check_store
 from asyncache.testing._samples import SPACE, content, new_keys
 from tests.stores.redis_server import running
@@ -380,7 +382,7 @@ async def test_files_that_are_opened_as_they_are_stay_as_they_are(tmp_path):
         ('{"format": true}', "is no store's"),
         ('{"format": "asyncache segments x", "segment_bytes": 1}', "is no store's"),
         ('{"format": "asyncache segments 1", "segment_bytes": 0}', "is no store's"),
-        ('{"format": 2}', "holds files of format 2, not files of format 1"),
+        ('{"format": 99}', "holds files of format 99, not files of format "),
         (
             '{"format": "asyncache segments 1", "segment_bytes": 4096}',
             "holds segments of format 1, not files",
@@ -556,8 +558,8 @@ async def test_a_broken_index_is_told_and_not_put_aside(tmp_path, size):
     [
         (None, "holds no store"),
         ('{"format": 1}', "holds files, not segments"),
-        ('{"format": "asyncache segments 2", "segment_bytes": 4096}', "wanted"),
-        ('{"format": "asyncache segments 1", "segment_bytes": 4096}', "cannot keep"),
+        ('{"format": "asyncache segments 99", "segment_bytes": 4096}', "wanted"),
+        (json.dumps({"format": FORMAT, "segment_bytes": 4096}), "cannot keep"),
     ],
 )
 async def test_no_store_of_segments_is_opened_as_it_is(tmp_path, text, message):
