@@ -194,8 +194,8 @@ async def test_objects_are_named_and_framed_as_others_may_expect():
         [pack] = [found for found in found if "packs" in found]
         assert re.fullmatch(r"golden/v1/packs/[0-9a-f]{32}", pack)
         digits = bytes(range(32)).hex()
-        pointer = f"golden/v1/kv-0of1-uint8-4x2x4x2x8/00/{digits}.at"
-        plain = f"golden/v1/kv-all-uint8-8x2x16x32x256/00/{digits}.kv"
+        pointer = f"golden/v1/kv-0of1-uint8-4x2x4x2x8/1f/{digits}.at"
+        plain = f"golden/v1/kv-all-uint8-8x2x16x32x256/1f/{digits}.kv"
         assert sorted(found) == sorted([pack, pointer, plain])
         assert len(await read(store, pack)) == 640
         assert len(await read(store, plain)) == BIG.page_bytes + 128
