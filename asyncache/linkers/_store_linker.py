@@ -8,43 +8,15 @@ to the device, the store reads into the next.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from asyncache.core import (
-    LoadPlan,
-    LookupPlan,
-    Moved,
-    OffloadPlan,
-    PageHash,
-    PageKey,
-    PageSpace,
-)
+from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
 from asyncache.devices import Device
 from asyncache.linkers._abc import Landed, Linker, Outcome
+from asyncache.linkers._batches import Batch, Batches
 from asyncache.linkers._flight import Flight
 from asyncache.linkers._staging import Staging
 from asyncache.stores import Status, Store
-
-# What the loop may spend at once: a slice costs it a microsecond, however small.
-_BATCH_SLICES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Pages of one pool, few enough to move at once."""
-
-    pool: str
-    space: PageSpace
-    start: int
-    pages: Sequence[int]
-    hashes: Sequence[PageHash]
-
-    @property
-    def keys(self) -> list[PageKey]:
-        """What the store calls these pages."""
-        space = self.space
-        return [PageKey(page_hash, space) for page_hash in self.hashes]
 
 
 class StoreLinker(Linker):
@@ -77,24 +49,16 @@ class StoreLinker(Linker):
         batch_bytes: int = 32 * 2**20,
         num_staging: int = 4,
     ) -> None:
-        layout = device.layout
-        self._spaces = [
-            layout.space(pool, rank=rank, num_ranks=num_ranks) for pool in layout.pools
-        ]
-        # One rank writes what all of them hold, and all vouch for it: an offload has
-        # succeeded only where it has on every rank.
-        self._writes = [not pool.replicated or rank == 0 for pool in layout.pools]
-        self.num_layers = max(space.num_layers for space in self._spaces)
+        self._batches = Batches(
+            device.layout, rank=rank, num_ranks=num_ranks, batch_bytes=batch_bytes
+        )
+        self.num_layers = self._batches.num_layers
         if not 1 <= layer_groups <= self.num_layers:
             raise ValueError(
                 f"layer_groups must be in [1, {self.num_layers}], not {layer_groups}"
             )
-        largest = max(space.page_bytes for space in self._spaces)
-        if batch_bytes < largest:
-            raise ValueError(f"batch_bytes must hold a page, {largest}: {batch_bytes}")
         self._store = store
         self._device = device
-        self._batch_bytes = batch_bytes
         self._layer_groups = layer_groups
         self._staging = Staging(device, num_staging, batch_bytes)
 
@@ -104,16 +68,11 @@ class StoreLinker(Linker):
         await self._store.open()
 
     async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
-        keys = [
-            PageKey(page_hash, self._spaces[ask.pool])
-            for ask in plan.asks
-            for page_hash in ask.hashes
-        ]
-        found = iter(await self._store.contains(keys))
-        return [[next(found) for _ in ask.hashes] for ask in plan.asks]
+        keys = self._batches.asked(plan)
+        return self._batches.answers(plan, await self._store.contains(keys))
 
     async def load(self, plan: LoadPlan, landed: Landed) -> int:
-        batches = self._batches(plan.pieces)
+        batches = self._batches.to_read(plan)
         good = plan.end
         async with Flight(landed) as flight:
             for layers in self._layer_runs():
@@ -128,12 +87,10 @@ class StoreLinker(Linker):
         return good - plan.start
 
     async def offload(self, plan: OffloadPlan) -> Outcome:
-        if plan.parent is not None:
-            parent = PageKey(plan.parent, self._spaces[plan.pieces[0].pool])
-            if not any(await self._store.contains([parent])):
-                return Outcome.PARENT_MISSING
-        ours = [piece for piece in plan.pieces if self._writes[piece.pool]]
-        for batch in self._batches(ours):
+        parent = self._batches.parent(plan)
+        if parent is not None and not any(await self._store.contains([parent])):
+            return Outcome.PARENT_MISSING
+        for batch in self._batches.to_write(plan):
             statuses = await self._write(batch)
             if Status.REJECTED in statuses:
                 return Outcome.REJECTED
@@ -151,21 +108,6 @@ class StoreLinker(Linker):
         count, groups = self.num_layers, self._layer_groups
         edges = [count * group // groups for group in range(groups + 1)]
         return [range(*run) for run in itertools.pairwise(edges)]
-
-    def _batches(self, pieces: Sequence[Moved]) -> list[Batch]:
-        """Cut pieces into batches by position, for a bad page ends the run."""
-        batches = [batch for piece in pieces for batch in self._cut(piece)]
-        return sorted(batches, key=lambda batch: batch.start)
-
-    def _cut(self, piece: Moved) -> Iterator[Batch]:
-        space = self._spaces[piece.pool]
-        most = self._batch_bytes // space.page_bytes
-        step = max(1, min(most, _BATCH_SLICES // space.num_layers))
-        for first in range(0, len(piece.pages), step):
-            run = slice(first, first + step)
-            start = piece.start + first
-            pages, hashes = piece.pages[run], piece.hashes[run]
-            yield Batch(space.pool, space, start, pages, hashes)
 
     async def _read(self, batch: Batch, layers: range, flight: Flight) -> int:
         """Fill a batch, or begin to; return how many of its leading pages are good."""

