@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncache import MooncakeSetup
-from asyncache.linkers._mooncake_client import check_installed, connect
+from asyncache.linkers._mooncake_client import check_installed
 from tests.servers import ServerProcess, free_port
 
 SEGMENT_BYTES = 64 * 2**20
@@ -125,8 +125,20 @@ def running_node(master: Master, num_bytes: int = SEGMENT_BYTES) -> Iterator[Nod
 
 @contextmanager
 def bare_client(master: Master) -> Iterator[Any]:
-    """Lend a client that knows nothing of us."""
-    client = connect(master.setup)
+    """Lend a client that knows nothing of us, and has memory to copy through."""
+    from mooncake.store import MooncakeDistributedStore
+
+    client = MooncakeDistributedStore()
+    code = client.setup(
+        f"127.0.0.1:{free_port()}",
+        "P2PHANDSHAKE",
+        0,
+        16 * 2**20,
+        "tcp",
+        "",
+        master.address,
+    )
+    assert code == 0
     try:
         yield client
     finally:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncache import MooncakeLinker
@@ -64,3 +65,38 @@ class MooncakeWorld:
 
     def name(self, key: PageKey) -> str:
         return f"{self.prefix}:sealed-1:{key.name}"
+
+
+class WatchedClient:
+    """A client of Mooncake whose calls a test counts, holds and spoils.
+
+    Args:
+        inner: Does the work.
+
+    Attributes:
+        calls: Name and arguments of each call.
+        held: Names of the calls that wait at the gate, on their thread.
+        arrived: Set when one of them does.
+        codes: What calls return instead of what they found, by name.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.held: set[str] = set()
+        self.arrived, self.gate = threading.Event(), threading.Event()
+        self.codes: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, arguments))
+            if name in self.held:
+                self.arrived.set()
+                assert self.gate.wait(60)
+            found = getattr(self._inner, name)(*arguments)
+            return self.codes.get(name, found)
+
+        return call
+
+    def num_calls(self, name: str) -> int:
+        return sum(name == called for called, _ in self.calls)
