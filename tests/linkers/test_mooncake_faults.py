@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from asyncache import AttentionPool, CpuDevice, KVLayout, MooncakeLinker
-from asyncache.core import Asked, LoadPlan, LookupPlan, Moved, OffloadPlan
+from asyncache.core import Asked, LoadPlan, LookupPlan, Moved, OffloadPlan, PageKey
 from asyncache.engine import ReadOnly
 from asyncache.linkers import Outcome
 from asyncache.testing._cancel import Cancellation
@@ -234,6 +234,7 @@ async def test_a_lookup_that_hangs_ends_in_time_and_the_next_do_at_once(client):
     await linker.aclose()
 
 
+@pytest.mark.slow
 async def test_a_lookup_that_hangs_keeps_no_close_and_the_memory_until_it_ends(client):
     watched = WatchedClient(client)
     linker = MooncakeWorld(watched).link(make_device("pages"), lookup_s=0.2)
@@ -276,6 +277,7 @@ async def test_a_lookup_may_be_cancelled_while_it_hangs(client, how):
 # Nodes and masters that go and come.
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_killed_ends_a_load_short_and_stops_puts_for_a_while():
     with running_master(f"--client_ttl={TTL_S}") as master, bare_client(master) as bare:
         watched = WatchedClient(bare)
@@ -328,6 +330,39 @@ async def test_a_node_that_is_killed_ends_a_load_short_and_stops_puts_for_a_whil
         await linker.aclose()
 
 
+@pytest.mark.slow
+async def test_a_node_that_is_killed_under_an_offload_leaves_pages_whole_or_absent():
+    with running_master() as master, bare_client(master) as bare:
+        watched = WatchedClient(bare)
+        world, device = MooncakeWorld(watched), CpuDevice(LARGE, NUM_LARGE)
+        linker = world.link(device, batch_bytes=16 * 2**20)
+        await linker.open()
+        watched.held, outcomes = {"batch_put_from_multi_buffers"}, []
+        plan = OffloadPlan(1, 0, NUM_LARGE, large_piece(), None)
+
+        async def write() -> None:
+            outcomes.append(await linker.offload(plan))
+
+        with running_node(master) as node:
+            async with beating(), anyio.create_task_group() as group:
+                group.start_soon(write)
+                await in_thread(watched.arrived.wait, 20)
+                killer = threading.Timer(0.002, node.kill)
+                watched.gate.set()
+                killer.start()
+                await in_thread(killer.join)
+        assert outcomes in ([Outcome.FAILED], [Outcome.STORED])
+        asked = (Asked(0, 0, plan.pieces[0].hashes),)
+        [found] = await linker.lookup(LookupPlan(2, 0, NUM_LARGE, asked))
+        space = LARGE.space(POOL)
+        for name, is_there in zip(plan.pieces[0].hashes, found, strict=True):
+            size = bare.get_size(world.name(PageKey(name, space)))
+            assert size == (linker._outgoing.num_bytes(space) if is_there else -704)
+        assert all(found) == (outcomes == [Outcome.STORED])
+        await linker.aclose()
+
+
+@pytest.mark.slow
 async def test_a_store_that_is_full_rejects():
     with (
         running_master() as master,
@@ -352,6 +387,7 @@ async def test_a_store_that_is_full_rejects():
         await linker.aclose()
 
 
+@pytest.mark.slow
 async def test_a_cache_serves_on_while_masters_and_nodes_die_and_hits_return():
     prompts = [prompt(3, seed=seed) for seed in range(4)]
     with running_master(f"--client_ttl={TTL_S}") as master:
@@ -390,6 +426,7 @@ async def test_a_cache_serves_on_while_masters_and_nodes_die_and_hits_return():
             await view.rest()
 
 
+@pytest.mark.slow
 async def test_a_master_that_comes_late_is_used_and_keeps_nobody_waiting():
     with running_master() as master:
         master.kill()
@@ -417,6 +454,7 @@ async def test_a_master_that_comes_late_is_used_and_keeps_nobody_waiting():
                 await until(hits)
 
 
+@pytest.mark.slow
 async def test_a_master_that_is_stopped_stops_no_loop_and_lookups_end_in_time():
     with (
         running_master() as master,
@@ -459,6 +497,7 @@ async def test_a_master_that_is_stopped_stops_no_loop_and_lookups_end_in_time():
         await linker.aclose()
 
 
+@pytest.mark.slow
 async def test_a_cache_closes_over_a_lookup_that_hangs():
     with running_master() as master, running_node(master):
 
