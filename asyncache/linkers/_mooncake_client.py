@@ -63,7 +63,8 @@ class MooncakeSetup:
 
     Args:
         master_server_addr: Where ``mooncake_master`` is, ``host:port``.
-        local_hostname: By what others reach this host, with a port or without.
+        local_hostname: By what others reach this host, with a port or without; of IPv6
+            in brackets.
         protocol: "tcp" or "rdma".
         rdma_devices: Names of devices, with commas between them.
         metadata_server: Where endpoints are found; with "P2PHANDSHAKE" there is no such
@@ -145,7 +146,7 @@ def _with_port(hostname: str) -> str:
 
     Each of them until the master answers, or for half a minute.
     """
-    if ":" in hostname:
+    if ":" in hostname.rpartition("]")[2]:
         return hostname
     with socket.socket() as found:
         found.bind(("", 0))

@@ -21,6 +21,7 @@ from asyncache.core import (
     StoreError,
 )
 from asyncache.linkers import Outcome
+from asyncache.linkers._mooncake_client import is_there
 from asyncache.testing import GateDevice
 from tests.engine.scene import keys, prompt, read, scene, write
 from tests.linkers.mooncake_server import bare_client
@@ -37,6 +38,7 @@ from tests.linkers.plans import (
     offload_plan,
 )
 from tests.linkers.worlds import MooncakeWorld, WatchedClient
+from tests.servers import free_port
 
 KEYS = keys(TOKENS, None, KV, LAYOUT)
 OBJECT_BYTES = PAGE_BYTES + 128
@@ -59,7 +61,9 @@ async def store_pages(world):
     for page in range(5):
         write(device, page, meant(page))
     linker = world.link(device)
-    assert await linker.offload(offload_plan(range(5))) is Outcome.FAILED, "not open"
+    # It is not open yet.
+    assert await linker.offload(offload_plan(range(5))) is Outcome.FAILED
+    assert await linker.load(load_plan(range(5)), lambda layer: None) == 0
     await linker.open()
     assert await linker.offload(offload_plan(range(5))) is Outcome.STORED
     await linker.aclose()
@@ -273,6 +277,32 @@ async def test_a_linker_of_its_own_setup_gives_memory_and_closes_it(master, worl
     assert linker._link.client is None
     again = MooncakeLinker(master.setup, make_device("pages"), prefix=world.prefix)
     await again.aclose()  # never opened
+
+
+@pytest.mark.parametrize("hostname", ["127.0.0.1:{port}", "localhost", "[::1]"])
+async def test_a_host_has_a_port_or_is_given_one(master, world, hostname):
+    await store_pages(world)
+    name = hostname.format(port=free_port())
+    setup = replace(master.setup, local_hostname=name)
+    linker = MooncakeLinker(setup, make_device("pages"), prefix=world.prefix)
+    await linker.open()
+    assert await linker.load(load_plan(range(5)), lambda layer: None) == 5
+    await linker.aclose()
+
+
+async def test_a_setup_that_can_never_work_is_told_of_at_open(master):
+    setup = replace(master.setup, protocol="pigeon")
+    linker = MooncakeLinker(setup, make_device("pages"))
+    with pytest.raises(StoreError, match=r"cannot be set up as .*pigeon.*: code -600"):
+        await linker.open()
+    await linker.aclose()
+
+
+@pytest.mark.parametrize(
+    "address", ["etcd://127.0.0.1:1", "redis://a:1/2", "nobody", "host:port"]
+)
+def test_a_master_that_is_found_otherwise_is_taken_to_be_there(address):
+    assert is_there(MooncakeSetup(master_server_addr=address))
 
 
 @pytest.mark.parametrize("code", [-600, -800, -900, -1])
