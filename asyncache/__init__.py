@@ -54,6 +54,8 @@ _ROOM_OF = {
     "LoadBatch": "engine",
     "LocalGroup": "ranks",
     "MemoryStore": "stores",
+    "MooncakeLinker": "linkers",
+    "MooncakeSetup": "linkers",
     "Namespace": "core",
     "ObjectStore": "stores",
     "Observer": "engine",
@@ -174,6 +176,8 @@ if TYPE_CHECKING:
     )
     from asyncache.linkers import (
         Linker as Linker,
+        MooncakeLinker as MooncakeLinker,
+        MooncakeSetup as MooncakeSetup,
         Outcome as Outcome,
         StoreLinker as StoreLinker,
     )

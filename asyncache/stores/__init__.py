@@ -7,7 +7,7 @@ from asyncache.stores._compressed import CompressedStore
 from asyncache.stores._control import Control, StoreKind, read_control
 from asyncache.stores._encrypted import EncryptedStore
 from asyncache.stores._file import FileStore
-from asyncache.stores._frame import frame_bytes
+from asyncache.stores._frame import Frame, frame_bytes
 from asyncache.stores._framed import FramedPage, frame_page, unframe_page
 from asyncache.stores._memory import MemoryStore
 from asyncache.stores._object import ObjectStore
@@ -21,6 +21,7 @@ __all__ = [
     "Control",
     "EncryptedStore",
     "FileStore",
+    "Frame",
     "FramedPage",
     "MemoryStore",
     "ObjectStore",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncache.stores import ObjectStore
-from tests.stores.server_process import ServerProcess, free_port
+from tests.servers import ServerProcess, free_port
 
 BUCKET = "pages"
 SECRETS = "AKIDASYNCACHE", "s3cr3t-k3y"
@@ -50,9 +50,6 @@ class Server(ServerProcess):
         need_server()
         super().__init__()
         self._ports = {name: free_port() for name in _PORTS}
-
-    def url_at(self, port: int) -> str:
-        return f"http://127.0.0.1:{port}"
 
     def command(self) -> list[str]:
         here = "127.0.0.1"

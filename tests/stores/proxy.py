@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from tests.stores.server_process import ServerProcess
+from tests.servers import ServerProcess
 
 
 class Proxy:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from asyncache.stores._redis_wire import request
-from tests.stores.server_process import START_S, ServerProcess
+from tests.servers import START_S, ServerProcess
 
 
 @cache
@@ -41,6 +41,8 @@ class Server(ServerProcess):
         options: Such as ``("--maxmemory", "8mb")``.
     """
 
+    scheme = "redis"
+
     def __init__(self, *options: str) -> None:
         need_server()
         super().__init__()
@@ -51,9 +53,6 @@ class Server(ServerProcess):
     @property
     def unix_url(self) -> str:
         return f"unix://{self.socket}"
-
-    def url_at(self, port: int) -> str:
-        return f"redis://127.0.0.1:{port}"
 
     def command(self) -> list[str]:
         command = [str(binary()), "--port", str(self.port), "--bind", "127.0.0.1"]

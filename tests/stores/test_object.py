@@ -42,6 +42,7 @@ from asyncache.testing._samples import (
     views,
 )
 from asyncache.testing._store_tampering import check_tampering
+from tests.servers import free_port
 from tests.stores.object_server import (
     BUCKET,
     SECRETS,
@@ -51,7 +52,6 @@ from tests.stores.object_server import (
     store_at,
 )
 from tests.stores.proxy import Proxy
-from tests.stores.server_process import free_port
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED

@@ -21,9 +21,9 @@ from asyncache.testing._samples import (
     new_target,
 )
 from tests.engine.scene import PAGE, prompt, scene
+from tests.servers import free_port
 from tests.stores.object_server import running, store_at
 from tests.stores.proxy import Proxy
-from tests.stores.server_process import free_port
 from tests.stores.test_object import BIG, get, names, put
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT

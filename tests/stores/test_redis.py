@@ -32,9 +32,9 @@ from asyncache.testing._samples import (
     one_a_layer,
     views,
 )
+from tests.servers import free_port
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import running
-from tests.stores.server_process import free_port
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED

@@ -1,4 +1,4 @@
-"""A server that a test starts, kills, stops and starts again, whatever it is."""
+"""Servers of our own to test against, whatever they are: processes on loopback."""
 
 from __future__ import annotations
 
@@ -22,11 +22,20 @@ def free_port() -> int:
 
 
 class ServerProcess(ABC):
-    """A server on loopback, with a folder of its own."""
+    """A server that a test starts, kills, stops and starts again.
+
+    Attributes:
+        folder: Its own.
+        log: What it wrote.
+        port: Where it listens.
+    """
+
+    scheme = "http"
 
     def __init__(self) -> None:
         # A socket's path may have 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="asyncache-"))
+        self.log = self.folder / "log"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,29 +43,31 @@ class ServerProcess(ABC):
     def url(self) -> str:
         return self.url_at(self.port)
 
+    def url_at(self, port: int) -> str:
+        """Return the URL of this server, or of what stands for it at another port."""
+        return f"{self.scheme}://127.0.0.1:{port}"
+
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
     @abstractmethod
-    def url_at(self, port: int) -> str:
-        """Return the URL of this server, or of what stands for it at another port."""
-
-    @abstractmethod
     def command(self) -> Sequence[str]:
-        """Return what starts it."""
+        """Return what starts it; it may end at the end of its standard input."""
 
     @abstractmethod
     def answers(self) -> bool:
         """Return whether it is ready."""
 
     def start(self) -> None:
-        with Path(self.folder, "log").open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + START_S
         while not self.answers():
-            assert self._process.poll() is None, Path(self.folder, "log").read_text()
+            assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the server does not answer"
             time.sleep(0.01)
 
@@ -64,6 +75,8 @@ class ServerProcess(ABC):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def send_signal(self, number: int) -> None:
         assert self._process is not None
