@@ -548,8 +548,22 @@ DEFECTS = [
         "a page's name covers its own tokens only",
         "L7",
         "core/_hashes.py",
-        "digest = sha256(digest + tokens[start : start + stride]).digest()",
-        "digest = sha256(parent + tokens[start : start + stride]).digest()",
+        "tag + sha256(digest + tokens[start : start + stride]).digest()[rest]",
+        "tag + sha256(parent + tokens[start : start + stride]).digest()[rest]",
+    ),
+    Defect(
+        "a page's name does not begin with its namespace's tag",
+        "L7",
+        "core/_hashes.py",
+        "tag + sha256(digest + tokens[start : start + stride]).digest()[rest]",
+        "sha256(digest + tokens[start : start + stride]).digest()",
+    ),
+    Defect(
+        "a tag depends on the type of a namespace's parts no more",
+        "L7",
+        "core/_hashes.py",
+        'text = frame(b"asyncache/tag/1", _namespace_bytes(namespace))',
+        'text = frame(b"asyncache/tag/1", str(namespace).encode())',
     ),
     Defect(
         "an empty namespace is none",
@@ -1538,15 +1552,109 @@ self.queues.soon(
         "linkers/_store_linker.py",
         """\
             if copy is None:
-                self._staging.give(buffer)
+                give()
         if copy is not None:
-            flight.add(copy, lambda: self._staging.give(buffer))
+            flight.add(copy, give)
 """,
         """\
-            self._staging.give(buffer)
+            give()
         if copy is not None:
             flight.add(copy, lambda: None)
 """,
+    ),
+    Defect(
+        "nobody waits for loads, as far as turns know",
+        "L4",
+        "linkers/_store_linker.py",
+        "Urgency.PREFETCH if plan.is_prefetch else Urgency.LOAD",
+        "Urgency.PREFETCH",
+    ),
+    Defect(
+        "who joins a prefetch waits as if it were one",
+        "L4",
+        "core/_reservations.py",
+        """\
+                state.effects.append(Hurry(load.seq))
+""",
+        "                pass\n",
+    ),
+    Defect(
+        "a prefetch that joins a load makes it one",
+        "L4",
+        "core/_reservations.py",
+        "if load.is_prefetch and not request.is_prefetch:",
+        "if load.is_prefetch:",
+    ),
+    Defect(
+        "offloads may take all turns",
+        "L4",
+        "linkers/_turns.py",
+        "room = self._free if is_load else min(self._free, self._free_to_others)",
+        "room = self._free",
+    ),
+    Defect(
+        "turns go by age, whoever waits",
+        "L4",
+        "linkers/_turns.py",
+        "key=lambda waiter: (waiter.ticket.urgency, waiter.order)",
+        "key=lambda waiter: waiter.order",
+    ),
+    Defect(
+        "a turn that comes to one who was cancelled is lost",
+        "L3",
+        "linkers/_turns.py",
+        """\
+            if waiter.turn is not None:
+                waiter.turn.end()
+            else:
+""",
+        """\
+            if waiter.turn is None:
+""",
+    ),
+    Defect(
+        "what one namespace was refused, all wait for",
+        "L6",
+        "engine/_health.py",
+        "self._full_until.get(tag, 0.0)",
+        "max(self._full_until.values(), default=0.0)",
+    ),
+    Defect(
+        "a namespace over its bound keeps what it has",
+        "L3",
+        "stores/_segment_quotas.py",
+        "if most is not None and (used := self._used(tag)) > most:",
+        "if most is not None and (used := self._used(tag)) > 2 * most:",
+    ),
+    Defect(
+        "a namespace over its bound costs others their pages",
+        "L6",
+        "stores/_segment_quotas.py",
+        '" AND hash BETWEEN ?2 AND ?3 ORDER BY seq"',
+        "\" AND hash > x'' AND ?2 < ?3 ORDER BY seq\"",
+    ),
+    Defect(
+        "room is counted under whatever cap",
+        "L3",
+        "stores/_file_room.py",
+        "left.isdigit() and under.isdigit() and int(under) == cap",
+        "left.isdigit()",
+    ),
+    Defect(
+        "room of a page that was not written is lost",
+        "L3",
+        "stores/_file.py",
+        """\
+            room.give_back(num_bytes)
+""",
+        "            pass\n",
+    ),
+    Defect(
+        "the youngest pages of a capped directory go first",
+        "L3",
+        "stores/_file_room.py",
+        "pages.sort(key=lambda entry: entry.used_ns)",
+        "pages.sort(key=lambda entry: -entry.used_ns)",
     ),
     Defect(
         "a thread that waits is not told that its job should end",
@@ -1668,8 +1776,8 @@ if self._layers.start and not self._frame.are_slices_of(
         "a compressed page is known by its hash, whatever its bytes mean",
         "L7",
         "stores/_compressed.py",
-        'hashlib.sha256(b"asyncache/zstd/1/" + key.name.encode()).digest()',
-        'hashlib.sha256(b"asyncache/zstd/1/" + key.hash).digest()',
+        'hashlib.sha256(b"asyncache/zstd/2/" + key.name.encode()).digest()',
+        'hashlib.sha256(b"asyncache/zstd/2/" + key.hash).digest()',
     ),
     Defect(
         "compressed slices of a page may change places",
@@ -1696,8 +1804,15 @@ if self._layers.start and not self._frame.are_slices_of(
         "another secret finds pages that it cannot read, and removes them",
         "L6",
         "stores/_encrypted.py",
-        'return PageHash(self._derive(b"name", key))',
-        'return PageHash(hmac.digest(b"name", key.name.encode(), "sha256"))',
+        'PageHash(key.tag + self._derive(b"name", key)[TAG_BYTES:])',
+        'PageHash(hmac.digest(b"name", key.name.encode(), "sha256"))',
+    ),
+    Defect(
+        "a namespace without a key is encrypted under another's",
+        "L7",
+        "stores/_encrypted.py",
+        "return self._secrets.get(key.tag, self._every)",
+        "return self._every or next(iter(self._secrets.values()))",
     ),
     # A store that processes share.
     Defect(
