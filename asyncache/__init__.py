@@ -54,7 +54,10 @@ _ROOM_OF = {
     "LoadBatch": "engine",
     "LocalGroup": "ranks",
     "MemoryStore": "stores",
+    "MooncakeLinker": "linkers",
+    "MooncakeSetup": "linkers",
     "Namespace": "core",
+    "ObjectStore": "stores",
     "Observer": "engine",
     "OrderError": "core",
     "OutOfPagesError": "core",
@@ -83,6 +86,7 @@ _ROOM_OF = {
     "StoreError": "core",
     "StoreFull": "engine",
     "StoreHealth": "engine",
+    "StoreSmaller": "engine",
     "StoreLinker": "linkers",
     "TieredStore": "stores",
     "TooManyRequestsError": "core",
@@ -164,6 +168,7 @@ if TYPE_CHECKING:
         StoreDown as StoreDown,
         StoreFull as StoreFull,
         StoreHealth as StoreHealth,
+        StoreSmaller as StoreSmaller,
         TransferFailed as TransferFailed,
         TransferKind as TransferKind,
         WriteBack as WriteBack,
@@ -171,6 +176,8 @@ if TYPE_CHECKING:
     )
     from asyncache.linkers import (
         Linker as Linker,
+        MooncakeLinker as MooncakeLinker,
+        MooncakeSetup as MooncakeSetup,
         Outcome as Outcome,
         StoreLinker as StoreLinker,
     )
@@ -185,6 +192,7 @@ if TYPE_CHECKING:
         EncryptedStore as EncryptedStore,
         FileStore as FileStore,
         MemoryStore as MemoryStore,
+        ObjectStore as ObjectStore,
         RedisStore as RedisStore,
         SegmentStore as SegmentStore,
         Status as Status,

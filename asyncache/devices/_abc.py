@@ -10,6 +10,7 @@ import anyio.lowlevel
 
 from asyncache.core import DeviceError, KVLayout
 from asyncache.devices._copy import Copy, Word
+from asyncache.devices._memory import Span, Whereabouts
 from asyncache.devices._staging import allocate
 
 if TYPE_CHECKING:
@@ -60,6 +61,31 @@ class Device(ABC):
         Raises:
             DeviceError: If the pool's memory is not the host's.
         """
+
+    def spans(self) -> list[Span]:
+        """Return all memory that pages lie in, for a transport to register.
+
+        Disjoint, in the order of addresses. On an accelerator they are addresses there.
+
+        Raises:
+            DeviceError: If the device does not tell where its pages are.
+        """
+        raise DeviceError(f"{self!r} does not tell where its pages are")
+
+    def whereabouts(self, pool: str, pages: Sequence[int]) -> Whereabouts:
+        """Return where pages lie, within :meth:`spans`, all layers.
+
+        The caller must own the pages for as long as something touches them there.
+
+        Args:
+            pool: Name of the pool.
+            pages: Page ids, shape [num_pages].
+
+        Raises:
+            DeviceError: As for :meth:`spans`.
+        """
+        del pool, pages
+        raise DeviceError(f"{self!r} does not tell where its pages are")
 
     @abstractmethod
     def start_write(

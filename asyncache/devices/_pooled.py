@@ -28,6 +28,7 @@ from asyncache.devices._arguments import (
     layer_range,
 )
 from asyncache.devices._copy import Copy
+from asyncache.devices._memory import Span, Whereabouts, spans, whereabouts
 from asyncache.devices._pieces import Pieces, buffer_pieces, page_pieces
 from asyncache.devices._pool import PageOrder, Pool
 
@@ -90,6 +91,14 @@ class PooledDevice(Device):
         if not 0 <= layer < len(layers):
             raise ValueError(f"layer must be in [0, {len(layers)}), not {layer}")
         return layers[layer]
+
+    def spans(self) -> list[Span]:
+        self._pool(next(iter(self.num_pages)))  # raises if the device is closed
+        return spans(self._pools.values())
+
+    def whereabouts(self, pool: str, pages: Sequence[int]) -> Whereabouts:
+        held = self._pool(pool)
+        return whereabouts(held, check_pages(pages, held.num_pages))
 
     def start_write(
         self,

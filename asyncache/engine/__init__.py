@@ -14,6 +14,7 @@ from asyncache.engine._observe import (
     StoreDown,
     StoreFull,
     StoreHealth,
+    StoreSmaller,
     TransferFailed,
     TransferKind,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "StoreDown",
     "StoreFull",
     "StoreHealth",
+    "StoreSmaller",
     "TransferFailed",
     "TransferKind",
     "WriteBack",

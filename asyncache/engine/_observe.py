@@ -50,6 +50,13 @@ class StoreFull:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSmaller:
+    """The store was opened with so many bytes less than it was set up to have."""
+
+    missing_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreDown:
     """Transfers failed in a row; the store is left alone for ``retry_s`` seconds."""
 
@@ -74,7 +81,14 @@ class Overdue:
 
 
 Event = (
-    Fact | PagesCached | PagesDropped | TransferFailed | Overdue | StoreFull | StoreDown
+    Fact
+    | PagesCached
+    | PagesDropped
+    | TransferFailed
+    | Overdue
+    | StoreSmaller
+    | StoreFull
+    | StoreDown
 )
 
 

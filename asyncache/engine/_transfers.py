@@ -45,6 +45,7 @@ from asyncache.engine._late import Late
 from asyncache.engine._observe import (
     Event,
     Overdue,
+    StoreSmaller,
     TransferFailed,
     TransferKind,
 )
@@ -108,6 +109,8 @@ class Transfers:
             try:
                 if not self._is_stopped:
                     await self._linker.open()
+                    if missing_bytes := self._linker.missing_bytes:
+                        self._tell(StoreSmaller(missing_bytes))
             finally:
                 # Later it may be stopped where there is no loop any more.
                 self._opening = None

@@ -56,6 +56,11 @@ class Linker(ABC):
             StoreError: If the store cannot be used at all.
         """
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes by which an open store is smaller than it was set up to be."""
+        return 0
+
     @abstractmethod
     async def lookup(self, plan: LookupPlan) -> Sequence[Sequence[bool]]:
         """Return for each of ``plan.asks`` whether each of its pages is stored."""

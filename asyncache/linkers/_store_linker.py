@@ -9,44 +9,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from asyncache.core import (
-    LoadPlan,
-    LookupPlan,
-    Moved,
-    OffloadPlan,
-    PageHash,
-    PageKey,
-    PageSpace,
-)
+from asyncache.core import LoadPlan, LookupPlan, OffloadPlan
 from asyncache.devices import Device
 from asyncache.linkers._abc import Landed, Linker, Outcome
+from asyncache.linkers._batches import Batch, Batches
 from asyncache.linkers._flight import Flight
 from asyncache.linkers._staging import Staging
 from asyncache.linkers._turns import Ticket, Turn, Turns, Urgency
 from asyncache.stores import Status, Store
-
-# What the loop may spend at once: a slice costs it a microsecond, however small.
-_BATCH_SLICES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Pages of one pool, few enough to move at once."""
-
-    pool: str
-    space: PageSpace
-    start: int
-    pages: Sequence[int]
-    hashes: Sequence[PageHash]
-
-    @property
-    def keys(self) -> list[PageKey]:
-        """What the store calls these pages."""
-        space = self.space
-        return [PageKey(page_hash, space) for page_hash in self.hashes]
 
 
 class StoreLinker(Linker):
@@ -88,21 +60,14 @@ class StoreLinker(Linker):
         prefetch_bytes_per_s: float | None = None,
         offload_bytes_per_s: float | None = None,
     ) -> None:
-        layout = device.layout
-        self._spaces = [
-            layout.space(pool, rank=rank, num_ranks=num_ranks) for pool in layout.pools
-        ]
-        # One rank writes what all of them hold, and all vouch for it: an offload has
-        # succeeded only where it has on every rank.
-        self._writes = [not pool.replicated or rank == 0 for pool in layout.pools]
-        self.num_layers = max(space.num_layers for space in self._spaces)
+        self._batches = Batches(
+            device.layout, rank=rank, num_ranks=num_ranks, batch_bytes=batch_bytes
+        )
+        self.num_layers = self._batches.num_layers
         if not 1 <= layer_groups <= self.num_layers:
             raise ValueError(
                 f"layer_groups must be in [1, {self.num_layers}], not {layer_groups}"
             )
-        largest = max(space.page_bytes for space in self._spaces)
-        if batch_bytes < largest:
-            raise ValueError(f"batch_bytes must hold a page, {largest}: {batch_bytes}")
         if num_batches < 1:
             raise ValueError(f"num_batches must be at least 1, not {num_batches}")
         self._store = store
@@ -128,14 +93,13 @@ class StoreLinker(Linker):
             await self._staging.open()
         await self._store.open()
 
+    @property
+    def missing_bytes(self) -> int:
+        return self._store.missing_bytes
+
     async def lookup(self, plan: LookupPlan) -> list[list[bool]]:
-        keys = [
-            PageKey(page_hash, self._spaces[ask.pool])
-            for ask in plan.asks
-            for page_hash in ask.hashes
-        ]
-        found = iter(await self._store.contains(keys))
-        return [[next(found) for _ in ask.hashes] for ask in plan.asks]
+        keys = self._batches.asked(plan)
+        return self._batches.answers(plan, await self._store.contains(keys))
 
     async def load(self, plan: LoadPlan, landed: Landed) -> int:
         ticket = Ticket(Urgency.PREFETCH if plan.is_prefetch else Urgency.LOAD)
@@ -150,7 +114,7 @@ class StoreLinker(Linker):
             self._turns.hurry(ticket)
 
     async def _load(self, plan: LoadPlan, landed: Landed, ticket: Ticket) -> int:
-        batches = self._batches(plan.pieces)
+        batches = self._batches.to_read(plan)
         good = plan.end
         async with Flight(landed) as flight:
             for layers in self._layer_runs():
@@ -165,13 +129,11 @@ class StoreLinker(Linker):
         return good - plan.start
 
     async def offload(self, plan: OffloadPlan) -> Outcome:
-        if plan.parent is not None:
-            parent = PageKey(plan.parent, self._spaces[plan.pieces[0].pool])
-            if not any(await self._store.contains([parent])):
-                return Outcome.PARENT_MISSING
-        ours = [piece for piece in plan.pieces if self._writes[piece.pool]]
+        parent = self._batches.parent(plan)
+        if parent is not None and not any(await self._store.contains([parent])):
+            return Outcome.PARENT_MISSING
         ticket = Ticket(Urgency.OFFLOAD)
-        for batch in self._batches(ours):
+        for batch in self._batches.to_write(plan):
             turn = await self._turns.begin(ticket, self._cost(batch))
             try:
                 statuses = await self._write(batch)
@@ -193,21 +155,6 @@ class StoreLinker(Linker):
         count, groups = self.num_layers, self._layer_groups
         edges = [count * group // groups for group in range(groups + 1)]
         return [range(*run) for run in itertools.pairwise(edges)]
-
-    def _batches(self, pieces: Sequence[Moved]) -> list[Batch]:
-        """Cut pieces into batches by position, for a bad page ends the run."""
-        batches = [batch for piece in pieces for batch in self._cut(piece)]
-        return sorted(batches, key=lambda batch: batch.start)
-
-    def _cut(self, piece: Moved) -> Iterator[Batch]:
-        space = self._spaces[piece.pool]
-        most = self._batch_bytes // space.page_bytes
-        step = max(1, min(most, _BATCH_SLICES // space.num_layers))
-        for first in range(0, len(piece.pages), step):
-            run = slice(first, first + step)
-            start = piece.start + first
-            pages, hashes = piece.pages[run], piece.hashes[run]
-            yield Batch(space.pool, space, start, pages, hashes)
 
     def _cost(self, batch: Batch) -> int:
         """Return the bytes that are taken while a batch is on its way."""

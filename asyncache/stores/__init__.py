@@ -7,9 +7,10 @@ from asyncache.stores._compressed import CompressedStore
 from asyncache.stores._control import Control, StoreKind, read_control
 from asyncache.stores._encrypted import EncryptedStore
 from asyncache.stores._file import FileStore
-from asyncache.stores._frame import frame_bytes
+from asyncache.stores._frame import Frame, frame_bytes
 from asyncache.stores._framed import FramedPage, frame_page, unframe_page
 from asyncache.stores._memory import MemoryStore
+from asyncache.stores._object import ObjectStore
 from asyncache.stores._redis import RedisStore
 from asyncache.stores._segment import SegmentStore
 from asyncache.stores._segment_census import SegmentUsage
@@ -20,8 +21,10 @@ __all__ = [
     "Control",
     "EncryptedStore",
     "FileStore",
+    "Frame",
     "FramedPage",
     "MemoryStore",
+    "ObjectStore",
     "PageBuffers",
     "RedisStore",
     "SegmentStore",

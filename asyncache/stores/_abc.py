@@ -56,6 +56,11 @@ class Store(ABC):
         """
         return
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes by which an open store is smaller than it was set up to be."""
+        return 0
+
     @abstractmethod
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return for each key whether its page is stored.

@@ -106,6 +106,10 @@ class CodedStore(Store, ABC):
         self._check_usable()
         await self._inner.open()
 
+    @property
+    def missing_bytes(self) -> int:
+        return self._inner.missing_bytes
+
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         self._check_usable()
         takes = self._codec.takes

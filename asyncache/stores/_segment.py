@@ -70,7 +70,8 @@ class SegmentStore(Store):
         directory: Made if it does not exist, for this user alone.
         max_bytes: What the segments may take; the index takes some 300 bytes a page
             more. Allocated when the store is opened, as far as there is room:
-            ``num_bytes`` and a warning of the logger "asyncache" tell how far. Who is
+            ``num_bytes`` and a warning of the logger "asyncache" tell how far, and a
+            cache's observer is told :class:`~asyncache.engine.StoreSmaller`. Who is
             alone in a directory may change what is there; who comes while others use
             it takes theirs. None takes what is there, also when alone: the directory
             must be a store's with a sound index, and stays as it is but for pages that
@@ -139,6 +140,12 @@ class SegmentStore(Store):
     def num_bytes(self) -> int:
         """Bytes that the files take: less than asked for where there was no room."""
         return 0 if self._directory is None else self._directory.num_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        if self._directory is None or self._max_segments is None:
+            return 0
+        return max(0, self._max_segments * self._segment_bytes - self.num_bytes)
 
     async def usage(self) -> SegmentUsage:
         """Return how full the store is, and who claims what in it.

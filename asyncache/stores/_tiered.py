@@ -69,6 +69,10 @@ class TieredStore(Store):
             raise
         self._is_open = True
 
+    @property
+    def missing_bytes(self) -> int:
+        return sum(tier.missing_bytes for tier in self._tiers)
+
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         self._check_usable()
         found = [False] * len(keys)

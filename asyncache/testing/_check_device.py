@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -148,6 +150,31 @@ async def _check_views(subject: _Subject) -> None:
             view[:] = bytes(byte ^ 0xFF for byte in view)
         inverted = [bytes(byte ^ 0xFF for byte in page) for page in before]
         _expect(await subject.read([2, 0], layers) == inverted, "views write through")
+
+
+async def _check_whereabouts(subject: _Subject) -> None:
+    device, pool = subject.device, subject.pool
+    try:
+        spans = device.spans()
+    except DeviceError:
+        with _raises(DeviceError):
+            device.whereabouts(pool, [0])
+        return
+    contents = subject.contents(NUM_PAGES)
+    await subject.write(ALL_PAGES, contents)
+    addresses, sizes = device.whereabouts(pool, [2, 0])
+    _expect(sum(sizes) == len(contents[0]), "a page's pieces are all of it")
+    held = [range(span.address, span.address + span.num_bytes) for span in spans]
+    for low, high in itertools.pairwise(held):
+        _expect(low.stop <= high.start, "spans are disjoint, in order")
+    for row, content in zip(addresses, (contents[2], contents[0]), strict=True):
+        pieces = list(zip(row, sizes, strict=True))
+        for start, size in pieces:
+            is_held = any(start in span and start + size <= span.stop for span in held)
+            _expect(is_held, "each piece lies in a span")
+        if device.host_addressable:
+            data = b"".join(itertools.starmap(ctypes.string_at, pieces))
+            _expect(data == content, "pages are where the device says")
 
 
 async def _check_round_trip(subject: _Subject) -> None:
@@ -315,6 +342,7 @@ _CHECKS = (
     _check_shape,
     _check_tensor,
     _check_views,
+    _check_whereabouts,
     _check_round_trip,
     _check_staging,
     _check_copies,

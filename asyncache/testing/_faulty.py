@@ -81,6 +81,10 @@ class FaultyStore(Store):
     async def open(self) -> None:
         await self._inner.open()
 
+    @property
+    def missing_bytes(self) -> int:
+        return self._inner.missing_bytes
+
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         fault, failing = self._next_call(keys)
         found = await self._inner.contains(keys)

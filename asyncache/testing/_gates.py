@@ -39,6 +39,10 @@ class GateStore(Store):
     async def open(self) -> None:
         await self._inner.open()
 
+    @property
+    def missing_bytes(self) -> int:
+        return self._inner.missing_bytes
+
     async def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         await self.contains_gate.pass_through()
         return await self._inner.contains(keys)

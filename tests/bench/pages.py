@@ -25,7 +25,7 @@ class Pages:
         layout = inputs.layout(page_bytes, NUM_LAYERS[page_bytes])
         self.page_bytes, self.num_pages = page_bytes, num_pages
         self.name = f"{page_bytes // KIB} KiB pages"
-        device = CpuDevice(layout, num_pages=num_pages)
+        self.device = device = CpuDevice(layout, num_pages=num_pages)
         device.tensor("kv").fill_(1.0)
         self.views = device.page_views("kv", range(num_pages))
         self._space = layout.space(layout.pools[0])

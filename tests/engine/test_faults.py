@@ -15,11 +15,12 @@ from asyncache.engine import (
     StoreDown,
     StoreFull,
     StoreHealth,
+    StoreSmaller,
     TransferFailed,
     TransferKind,
 )
 from asyncache.linkers import Linker
-from asyncache.stores import MemoryStore, Status
+from asyncache.stores import MemoryStore, Status, TieredStore
 from asyncache.testing import FailPoint, Fault, FaultyStore, GateStore, fail_nth
 from tests.engine.scene import (
     LAYOUT,
@@ -295,6 +296,19 @@ async def test_pages_refused_at_once_by_a_full_disk_are_one_event_too():
         store.put_gate.open()
         await turns(10)
         assert view.log.of(StoreFull) == [StoreFull(3, 30)]
+
+
+class SmallerStore(MemoryStore):
+    missing_bytes = 7
+
+
+async def test_a_store_that_starts_smaller_is_told():
+    tiers = TieredStore([FaultyStore(SmallerStore(2**20), None), SmallerStore(2**20)])
+    async with scene(tiers) as view:
+        assert view.log.of(StoreSmaller) == [StoreSmaller(14)]
+    async with scene(await memory_store(TOKENS)) as view:
+        assert await view.serve(TOKENS) == 3 * PAGE
+        assert view.log.of(StoreSmaller) == []
 
 
 class QuotaStore(MemoryStore):

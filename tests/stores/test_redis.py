@@ -32,7 +32,9 @@ from asyncache.testing._samples import (
     one_a_layer,
     views,
 )
-from tests.stores.redis_server import Proxy, free_port, running
+from tests.servers import free_port
+from tests.stores.proxy import Proxy
+from tests.stores.redis_server import running
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED

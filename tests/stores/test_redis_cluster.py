@@ -12,7 +12,8 @@ import pytest
 from asyncache.stores import RedisStore, Status
 from asyncache.testing import check_store
 from asyncache.testing._samples import new_keys
-from tests.stores.redis_server import START_S, Server, free_port, running
+from tests.servers import START_S, free_port
+from tests.stores.redis_server import Server, running
 from tests.stores.test_redis import get, put
 
 HIT, MISS, UNAVAILABLE = Status.HIT, Status.MISS, Status.UNAVAILABLE

@@ -24,7 +24,8 @@ from asyncache.testing._samples import (
     new_target,
 )
 from tests.engine.scene import PAGE, prompt, scene
-from tests.stores.redis_server import Proxy, running
+from tests.stores.proxy import Proxy
+from tests.stores.redis_server import running
 from tests.stores.test_redis import get, put
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT

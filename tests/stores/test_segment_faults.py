@@ -337,6 +337,7 @@ async def test_where_there_is_less_room_the_store_is_smaller_and_says_so(
     with mounted(tmp_path / "cache", "size=14m,mode=700"):
         async with resident_store(tmp_path / "cache", 40) as store:
             assert 2 * MIB <= store.num_bytes <= 5 * MIB
+            assert store.missing_bytes == 40 * MIB - store.num_bytes
             assert "has room for" in caplog.text
             assert "segments of 1048576 bytes, not 40" in caplog.text
             # Nothing fails later for want of room.
