@@ -13,13 +13,13 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from asyncache import stores
 from asyncache.cli._errors import InputError
 from asyncache.cli._store_stream import STANDARD
 from asyncache.core import StoreError
 from asyncache.stores import (
     Control,
     FileStore,
+    ObjectStore,
     RedisStore,
     SegmentStore,
     Store,
@@ -94,7 +94,7 @@ async def _at_url(
     if "create" in options and options.create is not None:
         raise InputError(f"--create makes a directory, not {name}")
     is_redis = scheme in _REDIS
-    make: Callable[..., Store] = RedisStore if is_redis else _object_store()
+    make: Callable[..., Store] = RedisStore if is_redis else ObjectStore
     prefix = {} if options.prefix is None else {"prefix": options.prefix}
     try:
         store = make(options.place, **prefix)
@@ -106,14 +106,6 @@ async def _at_url(
         store=await _opened(store, stack),
         stack=stack,
     )
-
-
-def _object_store() -> Callable[..., Store]:
-    # By name, for not every asyncache has it.
-    found: Callable[..., Store] | None = vars(stores).get("ObjectStore")
-    if found is None:
-        raise StoreError("this asyncache has no store for such a URL")
-    return found
 
 
 async def _at_directory(

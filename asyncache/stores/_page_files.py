@@ -153,7 +153,9 @@ def make_private(directory: str) -> None:
         pass
     except FileNotFoundError:
         make_private(os.path.dirname(directory))
-        make_private(directory)
+        # Not once more: there are directories in which nobody can make one.
+        with suppress(FileExistsError):
+            os.mkdir(directory, _PRIVATE)
 
 
 class PageReader:

@@ -278,7 +278,9 @@ class RedisStore(Store):
 
         try:
             await self._reads.run(ask, [None], timeout_s=self._timeout_s)
-        except (OSError, ReplyError) as error:
+        except ReplyError as error:  # it never will: we may not, or it knows no SCAN
+            raise StoreError(f"RedisStore cannot list its pages: {error}") from error
+        except OSError as error:
             reason = error
         for answer in answers:
             return answer

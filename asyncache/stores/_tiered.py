@@ -156,8 +156,7 @@ class TieredStore(Store):
         self._check_usable()
         num_bytes = 0
         for tier in self._tiers:
-            if not self._is_closed:
-                num_bytes += await tier.collect_garbage()
+            num_bytes += await tier.collect_garbage()
         return num_bytes
 
     async def aclose(self) -> None:

@@ -18,12 +18,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from asyncache import stores
 from asyncache.cli import _store_export as export_room, main
 from asyncache.core import PageKey
 from asyncache.stores import (
     FileStore,
-    MemoryStore,
     RedisStore,
     SegmentStore,
     Status,
@@ -529,24 +527,26 @@ def test_pages_that_a_server_does_not_give_are_told(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket_is_looked_after(store, refused, monkeypatch):
-    opened = []
-
-    class Bucket(MemoryStore):
-        def __init__(self, url, *, prefix=""):
-            if prefix == "/":
-                raise ValueError("prefix must match x")
-            super().__init__(MIB)
-            opened.append((url, prefix))
-
-    monkeypatch.setattr(stores, "ObjectStore", Bucket, raising=False)
-    assert store("ls", "s3://user:secret@bucket/a?x=y") == ""
-    assert "kind: objects" in store("stat", "file:///a", "--prefix", "b")
-    assert opened == [("s3://user:secret@bucket/a?x=y", ""), ("file:///a", "b")]
-    assert "--prefix: prefix must match x" in refused("gc", "gs://a", "--prefix", "/")
-    monkeypatch.delattr(stores, "ObjectStore")
-    error = refused("ls", "s3://user:secret@bucket/a?x=y")
-    assert "error: s3://bucket/a: this asyncache has no store for such a" in error
+def test_a_bucket_is_looked_after(tmp_path, store, told, refused):
+    pytest.importorskip("obstore")
+    keys = fill("files", tmp_path / "f")
+    told("export", tmp_path / "f", tmp_path / "a.tar")
+    (tmp_path / "b").mkdir()
+    url = f"file://{tmp_path / 'b'}"
+    assert told("import", tmp_path / "a.tar", url)["new"] == 10
+    assert told("import", tmp_path / "a.tar", url, "--prefix", "x")["new"] == 10
+    assert len(store("ls", url, "--space", SPACE.name).splitlines()) == 5
+    found = told("stat", url)
+    assert (found["kind"], found["pages"], found["format"]) == ("objects", 10, None)
+    assert told("verify", url, "--prefix", "x")["good"] == 10
+    assert told("gc", url)["freed_bytes"] == 0
+    told("export", url, tmp_path / "b.tar")
+    told("import", tmp_path / "b.tar", tmp_path / "g", "--create", "files")
+    assert statuses_of(files(tmp_path / "g"), keys) == [Status.HIT] * 10
+    assert "--prefix: prefix must match" in refused("gc", url, "--prefix", "/")
+    error = refused("ls", f"file://{tmp_path}/absent")
+    assert f"error: file://{tmp_path}/absent: cannot open" in error
+    assert not (tmp_path / "absent").exists()
 
 
 # Archives.

@@ -553,6 +553,17 @@ async def test_a_broken_index_is_told_and_not_put_aside(tmp_path, size):
     assert {name: after.get(name) for name in before} == before
 
 
+async def test_a_lost_index_is_told_and_not_made_anew(tmp_path):
+    async with small_store(tmp_path) as store:
+        await put(store, numbered(0, 3))
+    (tmp_path / "index.db").unlink()
+    store = SegmentStore(tmp_path, None)
+    with pytest.raises(StoreError, match=r"cannot keep pages in .* unable to open"):
+        await store.open()
+    await store.aclose()
+    assert not (tmp_path / "index.db").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
