@@ -34,10 +34,9 @@ PATTERN = b"\x5a"
 GRACE_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running() as started:
-        yield started
+@pytest.fixture
+def server(object_server):
+    return object_server
 
 
 @pytest.fixture
