@@ -509,6 +509,19 @@ def test_an_argument_that_is_out_of_range_is_told():
         ObjectStore(Path())
 
 
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("gs://bucket/a", {"skip_signature": True}),
+        ("az://container/a", {"account_name": "me", "skip_signature": True}),
+        ("s3://bucket/a", {"unsigned_payload": False, "retry_config": {}}),
+        ("memory:///", {}),
+    ],
+)
+def test_buckets_of_all_makers_are_understood(url, given):
+    assert repr(ObjectStore(url, options=given)) == f"<ObjectStore {url} ''>"
+
+
 def test_credentials_show_nowhere():
     key, secret = SECRETS
     given = options("http://127.0.0.1:1")

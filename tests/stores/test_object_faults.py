@@ -160,6 +160,17 @@ async def test_a_pack_that_nobody_can_point_at_is_deleted(
         assert await get(store, *keys) == [HIT] * 3
 
 
+async def test_a_pack_that_was_not_stored_is_not_pointed_at(proxy):
+    keys = new_keys(3)
+    async with store_at(proxy.url, "no-packs") as store:
+        proxy.answer = lambda d: TROUBLE["500"] if b"/packs/" in d[:99] else None
+        assert await put(store, *keys) == [UNAVAILABLE] * 3
+        proxy.calm()
+        assert await names(store) == []
+        assert await put(store, *keys) == [HIT] * 3
+        assert await get(store, *keys) == [HIT] * 3
+
+
 @pytest.mark.parametrize("layers", [None, range(1, 3)], ids=str)
 async def test_a_connection_cut_at_any_byte_costs_what_was_not_read(proxy, layers):
     keys = new_keys(3, LARGE_SPACE)
