@@ -34,7 +34,7 @@ _NUM_THREADS = 2
 class ObjectStore(Store):
     """Pages in a bucket, which any number of hosts may share.
 
-    A page larger than 2 MiB is an object. Smaller ones of a batch are packed into
+    A page of 2 MiB or more is an object. Smaller ones of a batch are packed into
     objects of up to 4 MiB, with a pointer of 56 bytes a page: a load that follows a
     lookup reads what lies together in one request. Each read verifies an xxh3_64
     digest a layer slice. A server that is down, slow or in trouble is UNAVAILABLE, and

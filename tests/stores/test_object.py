@@ -11,9 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 
 import anyio
-import obstore
 import pytest
-from obstore.store import LocalStore, MemoryStore as Memory, S3Store
 
 from asyncache.core import (
     ClosedError,
@@ -48,10 +46,12 @@ from tests.stores.object_server import (
     SECRETS,
     Objects,
     options,
-    running,
     store_at,
 )
 from tests.stores.proxy import Proxy
+
+obstore = pytest.importorskip("obstore", reason="obstore is not installed")
+Memory, LocalStore = obstore.store.MemoryStore, obstore.store.LocalStore
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
@@ -63,10 +63,9 @@ BIG = PageSpace("kv", "all", "uint8", (8, 2, 16, 32, 256))
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running() as started:
-        yield started
+@pytest.fixture
+def server(object_server):
+    return object_server
 
 
 @pytest.fixture(params=["in memory", "on a server"])
@@ -510,12 +509,25 @@ def test_an_argument_that_is_out_of_range_is_told():
         ObjectStore(Path())
 
 
+@pytest.mark.parametrize(
+    ("url", "given"),
+    [
+        ("gs://bucket/a", {"skip_signature": True}),
+        ("az://container/a", {"account_name": "me", "skip_signature": True}),
+        ("s3://bucket/a", {"unsigned_payload": False, "retry_config": {}}),
+        ("memory:///", {}),
+    ],
+)
+def test_buckets_of_all_makers_are_understood(url, given):
+    assert repr(ObjectStore(url, options=given)) == f"<ObjectStore {url} ''>"
+
+
 def test_credentials_show_nowhere():
     key, secret = SECRETS
     given = options("http://127.0.0.1:1")
     stores = [
         ObjectStore(f"s3://{key}:{secret}@{BUCKET}/a?sig={secret}", options=given),
-        ObjectStore(S3Store(BUCKET, prefix="a", **given), prefix="b"),
+        ObjectStore(obstore.store.S3Store(BUCKET, prefix="a", **given), prefix="b"),
     ]
     assert [repr(store) for store in stores] == [
         "<ObjectStore s3://pages/a ''>",

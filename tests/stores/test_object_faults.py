@@ -34,10 +34,9 @@ PATTERN = b"\x5a"
 GRACE_S = 20.0
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running() as started:
-        yield started
+@pytest.fixture
+def server(object_server):
+    return object_server
 
 
 @pytest.fixture
@@ -157,6 +156,17 @@ async def test_a_pack_that_nobody_can_point_at_is_deleted(
         proxy.calm()
         assert len(await names(store, "packs/")) == num_packs
         assert await get(store, *keys) == [MISS] * 3
+        assert await put(store, *keys) == [HIT] * 3
+        assert await get(store, *keys) == [HIT] * 3
+
+
+async def test_a_pack_that_was_not_stored_is_not_pointed_at(proxy):
+    keys = new_keys(3)
+    async with store_at(proxy.url, "no-packs") as store:
+        proxy.answer = lambda d: TROUBLE["500"] if b"/packs/" in d[:99] else None
+        assert await put(store, *keys) == [UNAVAILABLE] * 3
+        proxy.calm()
+        assert await names(store) == []
         assert await put(store, *keys) == [HIT] * 3
         assert await get(store, *keys) == [HIT] * 3
 

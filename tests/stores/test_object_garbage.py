@@ -6,22 +6,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from anyio import fail_after
-from obstore.store import MemoryStore as Memory
 
 from asyncache.core import StoreError
 from asyncache.stores import ObjectStore, Status, _object_bucket, _object_census
 from asyncache.testing._samples import OTHER_SPACE, SPACE, new_keys
-from tests.stores.object_server import running, store_at
+from tests.stores.object_server import store_at
 from tests.stores.proxy import Proxy
-from tests.stores.test_object import BIG, change, get, name, names, put
+from tests.stores.test_object import BIG, Memory, change, get, name, names, put
 
 HIT, MISS = Status.HIT, Status.MISS
 
 
-@pytest.fixture(scope="module")
-def server():
-    with running() as started:
-        yield started
+@pytest.fixture
+def server(object_server):
+    return object_server
 
 
 @pytest.fixture
