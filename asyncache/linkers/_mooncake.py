@@ -191,11 +191,10 @@ class MooncakeLinker(Linker):
         """Return the position up to which all pages are good."""
         good = plan.end
         for batch in self._batches.to_read(plan):
-            if batch.start >= good:
-                break
-            num_good = 0 if stop.is_set() else self._get(client, batch)
-            if num_good < len(batch.pages):
-                good = min(good, batch.start + num_good)
+            if batch.start < good:
+                num_good = 0 if stop.is_set() else self._get(client, batch)
+                if num_good < len(batch.pages):
+                    good = min(good, batch.start + num_good)
         return good
 
     def _get(self, client: Client, batch: Batch) -> int:
@@ -203,8 +202,8 @@ class MooncakeLinker(Linker):
         objects = self._incoming.pack(batch)
         size = self._incoming.num_bytes(batch.space)
         codes = client.batch_get_into_multi_buffers(*objects)
-        whole = (place for place, code in enumerate(codes) if code != size)
-        num_read = next(whole, len(codes))
+        bad = (place for place, code in enumerate(codes) if code != size)
+        num_read = next(bad, len(codes))
         num_good = self._incoming.num_good(batch, num_read)
         if num_good < num_read:
             client.remove(objects.names[num_good], True)
