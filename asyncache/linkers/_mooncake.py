@@ -6,6 +6,7 @@ direction, a batch a call: more threads make it slower, because each that waits 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 
@@ -61,7 +62,7 @@ class MooncakeLinker(Linker):
     Args:
         source: What a client of Mooncake is set up with, which the linker makes and
             closes; or a ``MooncakeDistributedStore`` that is set up, which stays the
-            caller's, open until the linker is closed.
+            caller's, and open until :meth:`aclose` has returned.
         device: Where pages are used; it stays the caller's.
         rank: Which shard of each page this rank holds. Pools that are replicated have
             none: rank 0 writes them.
@@ -168,8 +169,10 @@ class MooncakeLinker(Linker):
     async def aclose(self) -> None:
         """Let go of the pools, once nothing touches them any more.
 
-        A lookup that is late is not waited for: the thread that it is on lets go of
-        them afterwards, and keeps their memory until then.
+        A lookup that is late is not waited for, where the client is the linker's: the
+        thread that it is on lets go of client and pools afterwards, and keeps their
+        memory until then. The client of a caller is not used any more on return:
+        Mooncake crashes if one is used that was closed.
         """
         try:
             await self._loads.aclose()
@@ -177,7 +180,8 @@ class MooncakeLinker(Linker):
             try:
                 await self._offloads.aclose()
             finally:
-                await self._asks.aclose(self._let_go, timeout_s=_CLOSE_S)
+                timeout_s = _CLOSE_S if self._link.is_ours else math.inf
+                await self._asks.aclose(self._let_go, timeout_s=timeout_s)
 
     def _let_go(self) -> None:
         # Cancelled, the close did not wait for these; what they move in is registered.
@@ -191,11 +195,10 @@ class MooncakeLinker(Linker):
         """Return the position up to which all pages are good."""
         good = plan.end
         for batch in self._batches.to_read(plan):
-            if batch.start >= good:
-                break
-            num_good = 0 if stop.is_set() else self._get(client, batch)
-            if num_good < len(batch.pages):
-                good = min(good, batch.start + num_good)
+            if batch.start < good:
+                num_good = 0 if stop.is_set() else self._get(client, batch)
+                if num_good < len(batch.pages):
+                    good = min(good, batch.start + num_good)
         return good
 
     def _get(self, client: Client, batch: Batch) -> int:
@@ -203,8 +206,8 @@ class MooncakeLinker(Linker):
         objects = self._incoming.pack(batch)
         size = self._incoming.num_bytes(batch.space)
         codes = client.batch_get_into_multi_buffers(*objects)
-        whole = (place for place, code in enumerate(codes) if code != size)
-        num_read = next(whole, len(codes))
+        bad = (place for place, code in enumerate(codes) if code != size)
+        num_read = next(bad, len(codes))
         num_good = self._incoming.num_good(batch, num_read)
         if num_good < num_read:
             client.remove(objects.names[num_good], True)

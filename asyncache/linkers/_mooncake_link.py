@@ -40,13 +40,18 @@ class Link:
         self._lock = Lock()
         self._is_closed = False
         self._retry_at = 0.0
-        if isinstance(source, MooncakeSetup):
+        if self.is_ours:
             check_installed()
 
     @property
     def client(self) -> Client | None:
         """The client, if there is one by now."""
         return self._client
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the client is closed with this, and nobody else has it."""
+        return isinstance(self._source, MooncakeSetup)
 
     def reach(self) -> Client | None:
         """Return the client; without one, see whether there may be one now.
@@ -94,5 +99,5 @@ class Link:
     def _release(self, client: Client, memory: Sequence[Span]) -> None:
         for span in memory:
             client.unregister_buffer(span.address)
-        if client is not self._source:
+        if self.is_ours:
             client.close()

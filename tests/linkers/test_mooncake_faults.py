@@ -235,22 +235,46 @@ async def test_a_lookup_that_hangs_ends_in_time_and_the_next_do_at_once(client):
 
 
 @pytest.mark.slow
-async def test_a_lookup_that_hangs_keeps_no_close_and_the_memory_until_it_ends(client):
+async def test_a_lookup_that_hangs_keeps_no_close_and_the_memory_until_it_ends(master):
+    linker = own_linker(master, make_device("pages"))
+    await linker.open()
+    watched = linker._link._client = WatchedClient(linker._link.client)
+    watched.held = {"batch_is_exist"}
+    assert await linker.lookup(LOOKUP) == [[False] * 5]
+    with anyio.fail_after(GRACE_S):
+        await linker.aclose()
+    assert watched.num_calls("unregister_buffer") == watched.num_calls("close") == 0
+    assert len(linker._link._memory) == 3
+    watched.gate.set()
+
+    async def is_let_go() -> bool:
+        return watched.num_calls("close") == 1
+
+    await until(is_let_go)
+    assert watched.num_calls("unregister_buffer") == 3
+    await linker.aclose()
+
+
+async def test_a_client_of_the_callers_is_not_used_once_it_may_be_closed(client):
+    """Guards the process: Mooncake crashes where a client is used after its close."""
     watched = WatchedClient(client)
     linker = MooncakeWorld(watched).link(make_device("pages"), lookup_s=0.2)
     await linker.open()
     watched.held = {"batch_is_exist"}
     assert await linker.lookup(LOOKUP) == [[False] * 5]
-    with anyio.fail_after(GRACE_S):
+    closed = anyio.Event()
+
+    async def close() -> None:
         await linker.aclose()
-    assert watched.num_calls("unregister_buffer") == 0
-    assert len(linker._link._memory) == 3
-    watched.gate.set()
+        closed.set()
 
-    async def is_let_go() -> bool:
-        return watched.num_calls("unregister_buffer") == 3
-
-    await until(is_let_go)
+    async with anyio.create_task_group() as group:
+        group.start_soon(close)
+        for _ in range(50):
+            await anyio.lowlevel.checkpoint()
+        assert not closed.is_set()
+        watched.gate.set()
+    assert watched.num_calls("unregister_buffer") == 3
 
 
 @pytest.mark.parametrize("how", Cancellation)
