@@ -43,7 +43,6 @@ from tests.servers import free_port
 KEYS = keys(TOKENS, None, KV, LAYOUT)
 OBJECT_BYTES = PAGE_BYTES + 128
 LOOKUP = LookupPlan(1, 0, 5, (Asked(0, 0, hashes()),))
-SETUP = MooncakeSetup(master_server_addr="127.0.0.1:1")
 
 
 @pytest.fixture

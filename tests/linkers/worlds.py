@@ -12,6 +12,7 @@ from asyncache.core import PageKey
 from asyncache.devices import Device
 from asyncache.linkers import Linker, StoreLinker
 from asyncache.stores import MemoryStore
+from tests.linkers.mooncake_server import Master
 
 
 class KeptStore(MemoryStore):
@@ -100,3 +101,10 @@ class WatchedClient:
 
     def num_calls(self, name: str) -> int:
         return sum(name == called for called, _ in self.calls)
+
+
+def own_linker(master: Master, device: Device, **options: Any) -> MooncakeLinker:
+    """Return a linker with a client of its own, whose lookups end soon."""
+    return MooncakeLinker(
+        master.setup, device, prefix=uuid.uuid4().hex, lookup_s=0.3, **options
+    )
