@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from asyncache.core import PageKey
 from asyncache.stores._abc import PageBuffers
 from asyncache.threads import Stop
 
@@ -36,3 +37,14 @@ def slices(buffers: PageBuffers, layer_bytes: int) -> list[memoryview]:
         for buffer in buffers
         for start in range(0, len(buffer), layer_bytes)
     ]
+
+
+def runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:
+    """Yield the runs of a part whose pages are of one space."""
+    start = part.start
+    for place in part:
+        if keys[place].space != keys[start].space:
+            yield range(start, place)
+            start = place
+    if start < part.stop:
+        yield range(start, part.stop)

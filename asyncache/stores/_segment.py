@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,8 @@ from asyncache.core import (
     StoreError,
 )
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
-from asyncache.stores._batches import split
+from asyncache.stores._batches import runs, split
+from asyncache.stores._segment_batch import Batch
 from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
@@ -208,23 +209,27 @@ class SegmentStore(Store):
     ) -> list[Status]:
         check_batch(keys, sources)
         statuses = [Status.UNAVAILABLE] * len(keys)
-
-        over: list[int] = []
+        batch = Batch(len(keys))
 
         def write(pages: SlotPages, run: range, stop: Stop) -> None:
             job = [(place, keys[place].hash, sources[place]) for place in run]
             try:
-                pages.write(job, statuses, stop)
+                batch.add(keys[run[0]].space, pages.write(job, statuses, stop))
             finally:
                 self._stock.expect(-len(run))
-                over.append(len(run))
-            pages.settle(stop)
+                is_last = batch.count_down(len(run))
+                if is_last or stop.is_set():
+                    self._tell(batch, statuses, stop)
+            if is_last or stop.is_set():
+                pages.settle(stop)
 
         self._stock.expect(len(keys))
         try:
             await self._run(self._writes, write, keys, split(sources, _JOB_BYTES))
         finally:
-            self._stock.expect(sum(over) - len(keys))
+            self._stock.expect(-batch.num_left)
+            for written in batch.take().values():
+                self._stock.keep(written)  # the jobs that would have told never began
         return statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
@@ -260,6 +265,17 @@ class SegmentStore(Store):
         finally:
             await self._writes.aclose(self._leave)
 
+    def _tell(self, batch: Batch, statuses: list[Status], stop: Stop) -> None:
+        """Tell of what is in its slots; keep the slots of what cannot be told of."""
+        left = batch.take()
+        try:
+            while left:
+                space, written = left.popitem()
+                self._pages(space, stop).publish(written, statuses)
+        finally:
+            for written in left.values():
+                self._stock.keep(written)
+
     async def _run(
         self,
         workers: Workers,
@@ -272,7 +288,7 @@ class SegmentStore(Store):
 
         def job(part: range, stop: Stop) -> None:
             try:
-                for run in _runs(keys, part):
+                for run in runs(keys, part):
                     if not stop.is_set():
                         work(self._pages(keys[run[0]].space, stop), run, stop)
             except sqlite3.ProgrammingError:
@@ -381,14 +397,3 @@ def _spaces(my: _Mine) -> list[tuple[int, PageSpace]]:
 
 def _page_hashes(space: int, after: bytes, my: _Mine) -> list[PageHash]:
     return page_hashes(my.database, space, after)
-
-
-def _runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:
-    """Yield the runs of a part whose pages are of one space."""
-    start = part.start
-    for place in part:
-        if keys[place].space != keys[start].space:
-            yield range(start, place)
-            start = place
-    if start < part.stop:
-        yield range(start, part.stop)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from asyncache.core import PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
+from asyncache.stores._segment_batch import Written
 from asyncache.stores._segment_files import SegmentFiles, Slots, segment_of
 from asyncache.stores._segment_index import Place, SegmentIndex, Uses
 from asyncache.stores._segment_quotas import SegmentQuotas
@@ -22,7 +24,7 @@ from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
 
 # Of a store, so that a small one is not claimed whole.
-_CLAIMED_SHARE = 64
+_CLAIMED_SHARE = 16
 
 Job = Sequence[tuple[int, PageHash, PageBuffers]]
 """Pages with their places in a batch."""
@@ -96,12 +98,15 @@ class SlotPages:
         self._judge(outcomes, found, statuses)
         self._tell_if_late()
 
-    def write(self, job: Job, statuses: list[Status], stop: Stop) -> None:
-        """Store pages that are not there, and say of each what came of it."""
+    def write(self, job: Job, statuses: list[Status], stop: Stop) -> list[Written]:
+        """Put pages that are not there into slots; :meth:`publish` tells of them.
+
+        Says of the others what came of them.
+        """
         if not self._slots.per_segment:
             for place, _, _ in job:
                 statuses[place] = Status.REJECTED
-            return
+            return []
         there = self.find([page_hash for _, page_hash, _ in job])
         outcomes = dict.fromkeys(there, Status.HIT)
         if there:
@@ -111,13 +116,40 @@ class SlotPages:
             if not self._quotas.allows(page_hash, self._slots.num_bytes):
                 outcomes[page_hash] = Status.REJECTED
                 del missing[page_hash]
+        slots: dict[PageHash, int] = {}
         try:
             if missing:
-                outcomes.update(self._store(missing, stop))
-                self._quotas.enforce(missing)
+                slots = self._fill(missing, outcomes, stop)
         finally:
+            places: defaultdict[PageHash, list[int]] = defaultdict(list)
             for place, page_hash, _ in job:
                 statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
+                places[page_hash].append(place)
+        return [Written(h, self._space, s, places[h]) for h, s in slots.items()]
+
+    def publish(self, written: Sequence[Written], statuses: list[Status]) -> None:
+        """Tell of pages that are in their slots, and say what came of that."""
+        pages: dict[PageHash, int] = {}
+        surplus = [
+            one.slot
+            for one in written
+            if pages.setdefault(one.hash, one.slot) != one.slot
+        ]
+        try:
+            if self._durable:
+                self._files.sync(set(map(segment_of, pages.values())))
+            with self._telling_uses() as used:
+                stored = self._index.publish(
+                    self._space, list(pages.items()), used=used, surplus=surplus
+                )
+        except BaseException:
+            self._stock.keep(written)
+            raise
+        for one in written:
+            if one.hash in stored:
+                for place in one.places:
+                    statuses[place] = Status.HIT
+        self._quotas.enforce(stored)
 
     def settle(self, stop: Stop) -> None:
         """Give back what nobody will need, once pages were written."""
@@ -202,13 +234,15 @@ class SlotPages:
 
     # Writing.
 
-    def _store(
-        self, missing: dict[PageHash, PageBuffers], stop: Stop
-    ) -> dict[PageHash, Status]:
-        """Write pages into claimed slots, and tell of those that are whole."""
+    def _fill(
+        self,
+        missing: dict[PageHash, PageBuffers],
+        outcomes: dict[PageHash, Status],
+        stop: Stop,
+    ) -> dict[PageHash, int]:
+        """Write pages into claimed slots; return where those are that are whole."""
         slots = self._claim(len(missing))
-        written: list[tuple[PageHash, int]] = []
-        outcomes: dict[PageHash, Status] = {}
+        written: dict[PageHash, int] = {}
         try:
             for page_hash, buffers in missing.items():
                 if stop.is_set():
@@ -216,16 +250,13 @@ class SlotPages:
                 if not slots:
                     outcomes[page_hash] = Status.REJECTED
                 elif self._write_slot(slots[-1], page_hash, buffers):
-                    written.append((page_hash, slots.pop()))
-            if written and self._durable:
-                self._files.sync({segment_of(slot) for _, slot in written})
-            stored = self._publish(written)
+                    written[page_hash] = slots.pop()
         except BaseException:
-            slots += [slot for _, slot in written]
+            slots += written.values()
             raise
         finally:
             self._stock.give(self._space, slots)
-        return outcomes | dict.fromkeys(stored, Status.HIT)
+        return written
 
     def _claim(self, count: int) -> list[int]:
         space = self._space
@@ -259,12 +290,6 @@ class SlotPages:
         except OSError:
             return False
         return True
-
-    def _publish(self, written: Sequence[tuple[PageHash, int]]) -> set[PageHash]:
-        if not written:
-            return set()
-        with self._telling_uses() as used:
-            return self._index.publish(self._space, written, used=used)
 
     def _give_back(self, slots: Sequence[int]) -> None:
         if not slots:

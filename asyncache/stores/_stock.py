@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from itertools import islice
 
 from asyncache.core import PageHash
+from asyncache.stores._segment_batch import Written
 from asyncache.stores._segment_index import Uses
 
-_MOST_CLAIMED = 64
+_MOST_CLAIMED = 128
 # How long others may not know which pages are used, and how many such there may be.
 _UNTOLD_S = 1.0
 _MOST_USED = 1 << 16
@@ -61,6 +62,11 @@ class Stock:
         """Keep claimed slots for later."""
         with self._lock:
             self._slots[space] += slots
+
+    def keep(self, written: Sequence[Written]) -> None:
+        """Keep for later the slots of pages that nobody will be told of."""
+        for one in written:
+            self.give(one.space, [one.slot])
 
     def take_surplus(self, *, is_over: bool = False) -> list[int]:
         """Return the slots that no page is expected for; all of them if it is over."""
