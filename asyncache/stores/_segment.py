@@ -335,17 +335,16 @@ class SegmentStore(Store):
         directory, mine = self._directory, self._my(stop)
         assert directory is not None
         if space not in mine.pages:
+            segment_bytes = directory.files.segment_bytes
+            quotas = SegmentQuotas(
+                self._quotas, mine.index, mine.database, segment_bytes
+            )
             mine.pages[space] = SlotPages(
                 directory.files,
                 mine.index,
                 space,
-                self._stock,
-                SegmentQuotas(
-                    self._quotas,
-                    mine.index,
-                    mine.database,
-                    directory.files.segment_bytes,
-                ),
+                stock=self._stock,
+                quotas=quotas,
                 digests=self._checksums,
                 durable=self._durable,
                 direct=self._direct,

@@ -120,6 +120,7 @@ class SegmentDatabase:
     def __init__(self, path: str, patience: Patience, *, durable: bool = False) -> None:
         self.stop = Stop()
         self._patience = patience
+        self._num_changes = 0
         # Closed by another thread than the one that used it, once that has ended.
         self._connection = sqlite3.connect(
             f"file:{quote(path)}?mode=rw",
@@ -149,10 +150,11 @@ class SegmentDatabase:
         return wait(attempt, WAIT_S, self.stop)
 
     @property
-    def version(self) -> int:
-        """A number that another connection's change changes."""
+    def version(self) -> tuple[int, int]:
+        """What changes with each change of anybody."""
+        # SQLite tells of those of other connections only.
         [(version,)] = self.all("PRAGMA data_version")
-        return int(version)
+        return int(version), self._num_changes
 
     def run(self, query: str, *arguments: object) -> int:
         """Run a part of a change; return how many rows it changed."""
@@ -170,6 +172,7 @@ class SegmentDatabase:
             self._connection.execute("BEGIN IMMEDIATE")
 
         with self._patience.turn(self.stop, waits=waits):
+            self._num_changes += 1
             if waits:
                 self._patience.begin(begin, self.stop)
             else:

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from stat import S_ISREG
 
@@ -25,6 +26,9 @@ _NAME = re.compile(r"[0-9]{6,}\.seg")
 # A transaction of the index writes its log first.
 _INDEX_BYTES = 8 * 2**20
 _INDEX_SHARE = 128
+# Neighbours are moved by one system call, but no more of them than a core's cache
+# holds: their digests are computed next.
+_RUN_BYTES = 2**20
 
 
 class SegmentFiles:
@@ -146,9 +150,19 @@ class Slots:
         self._frame = frame
         self.num_bytes = slot_bytes(frame)
         self.per_segment = files.segment_bytes // self.num_bytes
+        self.num_together = 1 if direct else max(1, _RUN_BYTES // self.num_bytes)
+        """Neighbours that may be moved at once."""
         self.head = bytearray(frame.head_bytes)
         self._head_views = [memoryview(self.head)]
         self._bounce = memoryview(mmap.mmap(-1, self.num_bytes)) if direct else None
+        # What follows the pages in their slots: heads, and what is behind them.
+        self._tail_bytes = self.num_bytes - frame.page_bytes
+        self._tails = bytearray(self.num_together * self._tail_bytes)
+        tails = memoryview(self._tails)
+        self._tail_views = [
+            tails[start : start + self._tail_bytes]
+            for start in range(0, len(tails), self._tail_bytes)
+        ]
 
     def read(self, slot: int, layers: range, buffers: PageBuffers) -> bool:
         """Fill buffers with some layers, and ``head``; return whether all was there."""
@@ -166,6 +180,36 @@ class Slots:
         return read_all(descriptor, buffers, base + start, stop - start) and read_all(
             descriptor, self._head_views, tail, len(self.head)
         )
+
+    def read_run(self, slot: int, pages: Sequence[PageBuffers]) -> list[bytearray]:
+        """Fill buffers with pages of neighbouring slots; return their heads.
+
+        None of them if not all was there. There are two to ``num_together`` of them.
+        """
+        descriptor, base = self._locate(slot)
+        self._locate(slot + len(pages) - 1)
+        wanted = len(pages) * self.num_bytes
+        if not read_all(descriptor, self._views(pages), base, wanted):
+            return []
+        starts = range(0, len(pages) * self._tail_bytes, self._tail_bytes)
+        return [self._tails[start : start + len(self.head)] for start in starts]
+
+    def write_run(
+        self, slot: int, pages: Sequence[PageBuffers], heads: Sequence[bytes]
+    ) -> None:
+        """Write pages and their heads to neighbouring slots."""
+        descriptor, base = self._locate(slot)
+        self._locate(slot + len(pages) - 1)
+        for tail, head in zip(self._tail_views, heads, strict=False):
+            tail[: len(head)] = head
+        write_all(descriptor, self._views(pages), base)
+
+    def _views(self, pages: Sequence[PageBuffers]) -> list[memoryview]:
+        views: list[memoryview] = []
+        for page, tail in zip(pages, self._tail_views, strict=False):
+            views += page
+            views.append(tail)
+        return views
 
     def write(self, slot: int, buffers: PageBuffers, head: bytes) -> None:
         """Write a page and its head."""

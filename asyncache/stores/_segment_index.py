@@ -173,8 +173,8 @@ class SegmentIndex:
         return set(stored)
 
     @property
-    def version(self) -> int:
-        """A number that the change of anyone but this thread changes."""
+    def version(self) -> tuple[int, int]:
+        """What changes with each change of anybody."""
         return self._database.version
 
     def touch(self, used: Uses) -> None:

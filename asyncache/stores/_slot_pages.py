@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 
 from asyncache.core import PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
@@ -26,8 +27,13 @@ from asyncache.threads import Stop
 # Of a store, so that a small one is not claimed whole.
 _CLAIMED_SHARE = 16
 
-Job = Sequence[tuple[int, PageHash, PageBuffers]]
-"""Pages with their places in a batch."""
+# Some 10 MB of them, a thread.
+_MOST_PLACES = 1 << 16
+
+Item = tuple[int, PageHash, PageBuffers]
+"""A page with its place in a batch."""
+Job = Sequence[Item]
+Outcome = tuple[int, PageHash, Status]
 
 
 class SlotPages:
@@ -51,9 +57,9 @@ class SlotPages:
         files: SegmentFiles,
         index: SegmentIndex,
         space: PageSpace,
+        *,
         stock: Stock,
         quotas: SegmentQuotas,
-        *,
         digests: bool,
         durable: bool,
         direct: bool,
@@ -70,13 +76,23 @@ class SlotPages:
         self._keeps_plain = keeps_plain
         self._name = space.name
         self._known: int | None = None
-        self._version = -1
+        self._seen: tuple[int, int] | None = None
+        self._places: dict[PageHash, Place] = {}
+        """Where some pages are, for as long as the index is as it was seen."""
 
     def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
         """Return the places of those that are stored."""
+        now = self._index.version
+        if now != self._seen or len(self._places) > _MOST_PLACES:
+            self._places, self._seen = {}, now
         if self._known is None:
             self._known = self._index.space(self._name)
-        return {} if self._known is None else self._index.find(self._known, hashes)
+        if self._known is None:
+            return {}
+        places = self._places
+        if strangers := [h for h in hashes if h not in places]:
+            places.update(self._index.find(self._known, strangers))
+        return {h: places[h] for h in hashes if h in places}
 
     def read(
         self, job: Job, layers: range | None, statuses: list[Status], stop: Stop
@@ -84,18 +100,13 @@ class SlotPages:
         """Fill buffers, and say of each page what came of it."""
         wanted = range(self._frame.num_layers) if layers is None else layers
         found = self.find([page_hash for _, page_hash, _ in job])
-        outcomes: list[tuple[int, PageHash, Status]] = []
-        for place, page_hash, buffers in job:
+        outcomes = [(place, h, Status.MISS) for place, h, _ in job if h not in found]
+        there = [(found[h].slot, item) for item in job if (h := item[1]) in found]
+        for slot, run in self._runs(there, wanted):
             if stop.is_set():
                 break
-            there = found.get(page_hash)
-            status = (
-                Status.MISS
-                if there is None
-                else self._read_slot(there.slot, page_hash, wanted, buffers)
-            )
-            outcomes.append((place, page_hash, status))
-        self._judge(outcomes, found, statuses)
+            outcomes += self._read_run(slot, run, wanted)
+        self._judge(sorted(outcomes, key=itemgetter(0)), found, statuses)
         self._tell_if_late()
 
     def write(self, job: Job, statuses: list[Status], stop: Stop) -> list[Written]:
@@ -169,17 +180,53 @@ class SlotPages:
 
     # Reading.
 
+    def _runs(
+        self, there: Iterable[tuple[int, Item]], layers: range
+    ) -> Iterator[tuple[int, Job]]:
+        """Yield pages that lie side by side, and the first one's slot."""
+        is_whole = len(layers) == self._frame.num_layers
+        num_most = self._slots.num_together if is_whole else 1
+        first, run = 0, list[Item]()
+        for slot, item in sorted(there, key=itemgetter(0)):
+            if run and (slot != first + len(run) or len(run) == num_most):
+                yield first, run
+                run = []
+            first = first if run else slot
+            run.append(item)
+        if run:
+            yield first, run
+
+    def _read_run(self, slot: int, run: Job, layers: range) -> list[Outcome]:
+        heads: list[bytearray] = []
+        if len(run) > 1:
+            with suppress(OSError):  # one by one then, to tell which of them it is
+                heads = self._slots.read_run(slot, [buffers for _, _, buffers in run])
+        if heads:
+            return [
+                (place, page_hash, self._verdict(page_hash, head, layers, buffers))
+                for (place, page_hash, buffers), head in zip(run, heads, strict=True)
+            ]
+        return [
+            (place, page_hash, self._read_slot(slot + at, page_hash, layers, buffers))
+            for at, (place, page_hash, buffers) in enumerate(run)
+        ]
+
     def _read_slot(
         self, slot: int, page_hash: PageHash, layers: range, buffers: PageBuffers
     ) -> Status:
         try:
-            is_there = self._slots.read(slot, layers, buffers)
+            if self._slots.read(slot, layers, buffers):
+                return self._verdict(page_hash, self._slots.head, layers, buffers)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 return Status.UNAVAILABLE
-            is_there = False
-        head, frame = self._slots.head, self._frame
-        if not is_there or not frame.is_head_of(page_hash, head):
+        return Status.CORRUPT
+
+    def _verdict(
+        self, page_hash: PageHash, head: bytearray, layers: range, buffers: PageBuffers
+    ) -> Status:
+        frame = self._frame
+        if not frame.is_head_of(page_hash, head):
             return Status.CORRUPT
         if not self._digests:
             return Status.HIT
@@ -191,7 +238,7 @@ class SlotPages:
 
     def _judge(
         self,
-        outcomes: Sequence[tuple[int, PageHash, Status]],
+        outcomes: Sequence[Outcome],
         found: dict[PageHash, Place],
         statuses: list[Status],
     ) -> None:
@@ -222,9 +269,7 @@ class SlotPages:
         self, doubts: Sequence[PageHash], found: dict[PageHash, Place]
     ) -> dict[PageHash, Place]:
         """Return where pages are now."""
-        # Asked before the first look, or earlier. What has not changed is as it was.
-        before, self._version = self._version, self._index.version
-        return found if self._version == before else self.find(doubts)
+        return found if self._index.version == self._seen else self.find(doubts)
 
     def _is_certain(self, status: Status) -> bool:
         """Whether a status holds, whatever became of the slot since the first look."""
@@ -242,20 +287,18 @@ class SlotPages:
     ) -> dict[PageHash, int]:
         """Write pages into claimed slots; return where those are that are whole."""
         slots = self._claim(len(missing))
+        items = [(0, page_hash, buffers) for page_hash, buffers in missing.items()]
+        for _, page_hash, _ in items[len(slots) :]:
+            outcomes[page_hash] = Status.REJECTED
+        layers = range(self._frame.num_layers)
         written: dict[PageHash, int] = {}
         try:
-            for page_hash, buffers in missing.items():
+            for slot, run in self._runs(zip(slots, items, strict=False), layers):
                 if stop.is_set():
                     break
-                if not slots:
-                    outcomes[page_hash] = Status.REJECTED
-                elif self._write_slot(slots[-1], page_hash, buffers):
-                    written[page_hash] = slots.pop()
-        except BaseException:
-            slots += written.values()
-            raise
+                written.update(self._write_run(slot, run))
         finally:
-            self._stock.give(self._space, slots)
+            self._stock.give(self._space, sorted(set(slots) - set(written.values())))
         return written
 
     def _claim(self, count: int) -> list[int]:
@@ -273,9 +316,9 @@ class SlotPages:
         except BaseException:
             self._stock.give(space, slots)
             raise
-        slots.sort(reverse=True)  # taken from the end: neighbours lie side by side
-        self._stock.give(space, slots[:-count])
-        return slots[-count:]
+        slots.sort()  # so that neighbours lie side by side
+        self._stock.give(space, slots[count:])
+        return slots[:count]
 
     def _claim_more(self, short: int) -> list[int]:
         num_slots = self._slots.per_segment * self._files.num_segments
@@ -283,13 +326,24 @@ class SlotPages:
         with self._telling_uses() as used:
             return self._index.claim(self._space, count, used)
 
-    def _write_slot(self, slot: int, page_hash: PageHash, buffers: PageBuffers) -> bool:
-        digests = self._frame.digests(buffers) if self._digests else None
-        try:
-            self._slots.write(slot, buffers, self._frame.head(page_hash, digests))
-        except OSError:
-            return False
-        return True
+    def _write_run(self, slot: int, run: Job) -> dict[PageHash, int]:
+        """Write pages side by side; return where those are that could be written."""
+        frame = self._frame
+        heads = [
+            frame.head(page_hash, frame.digests(buffers) if self._digests else None)
+            for _, page_hash, buffers in run
+        ]
+        if len(run) > 1:
+            with suppress(OSError):  # one by one then, to tell which of them it is
+                pages = [buffers for _, _, buffers in run]
+                self._slots.write_run(slot, pages, heads)
+                return {h: slot + at for at, (_, h, _) in enumerate(run)}
+        written = {}
+        for at, (_, page_hash, buffers) in enumerate(run):
+            with suppress(OSError):
+                self._slots.write(slot + at, buffers, heads[at])
+                written[page_hash] = slot + at
+        return written
 
     def _give_back(self, slots: Sequence[int]) -> None:
         if not slots:

@@ -1891,15 +1891,42 @@ if self._layers.start and not self._frame.are_slices_of(
         "L1",
         "stores/_slot_pages.py",
         """\
-                elif self._write_slot(slots[-1], page_hash, buffers):
-                    written.append((page_hash, slots.pop()))
+                written.update(self._write_run(slot, run))
 """,
         """\
-                elif self._publish([(page_hash, slots[-1])]) and self._write_slot(
-                    slots.pop(), page_hash, buffers
-                ):
-                    outcomes[page_hash] = Status.HIT
+                told = [(item[1], slot + at) for at, item in enumerate(run)]
+                self._index.publish(self._space, told)
+                outcomes.update(dict.fromkeys(self._write_run(slot, run), Status.HIT))
 """,
+    ),
+    Defect(
+        "where a page was is where it is, whoever changed the index",
+        "L7",
+        "stores/_slot_pages.py",
+        "if now != self._seen or len(self._places) > _MOST_PLACES:",
+        "if len(self._places) > _MOST_PLACES:",
+    ),
+    Defect(
+        "a page that cannot be written costs those beside it their places",
+        "L6",
+        "stores/_slot_pages.py",
+        """\
+                self._slots.write(slot + at, buffers, heads[at])
+                written[page_hash] = slot + at
+""",
+        """\
+                self._slots.write_run(slot, [b for _, _, b in run], heads)
+                written[page_hash] = slot + at
+""",
+    ),
+    Defect(
+        "slots of pages that nobody was told of are lost",
+        "L3",
+        "stores/_stock.py",
+        """\
+            self.give(one.space, [one.slot])
+""",
+        "            pass\n",
     ),
     Defect(
         "claims of the living are reclaimed",

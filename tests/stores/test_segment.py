@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sqlite3
 import tempfile
@@ -17,7 +18,12 @@ import anyio.to_thread
 import pytest
 
 from asyncache.core import ClosedError, OrderError, StoreError
-from asyncache.stores import SegmentStore, Status, _segment_database as segment_database
+from asyncache.stores import (
+    SegmentStore,
+    Status,
+    _segment_database as segment_database,
+    _segment_files as segment_files,
+)
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import Slots
 from asyncache.testing import CancelStyle, cancel_nth, check_store
@@ -363,16 +369,16 @@ async def test_a_page_removed_after_it_was_read_is_a_hit_only_if_its_digests_say
 async def test_two_users_may_put_one_page_at_once(tmp_path, monkeypatch):
     keys = numbered(0, 3)
     barrier = threading.Barrier(2, timeout=30)
-    original = Slots.write
+    original = segment_files.write_all
 
-    def write(slots, slot, buffers, head):
+    def write(*arguments):
         if threading.current_thread() not in seen:
             seen.add(threading.current_thread())
             barrier.wait()
-        original(slots, slot, buffers, head)
+        original(*arguments)
 
     seen: set[threading.Thread] = set()
-    monkeypatch.setattr(Slots, "write", write)
+    monkeypatch.setattr(segment_files, "write_all", write)
     async with small_store(tmp_path, 2) as one, small_store(tmp_path, 2) as other:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(put, one, keys)
@@ -387,15 +393,15 @@ class HeldWrite:
 
     def __init__(self, monkeypatch) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
-        original = Slots.write
+        original = segment_files.write_all
 
-        def write(slots, slot, buffers, head):
+        def write(*arguments):
             if not self.arrived.is_set():
                 self.arrived.set()
                 self.opened.wait(30)
-            original(slots, slot, buffers, head)
+            original(*arguments)
 
-        monkeypatch.setattr(Slots, "write", write)
+        monkeypatch.setattr(segment_files, "write_all", write)
 
     async def until_arrived(self) -> None:
         await anyio.to_thread.run_sync(self.arrived.wait)
@@ -818,6 +824,10 @@ async def test_what_cannot_be_looked_up_again_is_no_hit(tmp_path, monkeypatch):
             return original(database, query, *arguments)
 
         monkeypatch.setattr(segment_database.SegmentDatabase, "all", fail_second)
+        # As if others changed something all the time.
+        version = property(lambda _: (next(versions), 0))
+        versions = itertools.count()
+        monkeypatch.setattr(segment_database.SegmentDatabase, "version", version)
         assert await get(store, keys) == [UNAVAILABLE] * 2
         assert await get(store, keys) == [HIT] * 2
 
