@@ -37,6 +37,7 @@ class FileTier(ABC):
     name: str
     is_native = False
     """Whether C++ does the work: nothing that Python is held against."""
+    _rows: torch.Tensor
 
     @abstractmethod
     def __init__(self, folder: str, pages: Pages) -> None: ...
@@ -69,8 +70,6 @@ class FileTier(ABC):
 
     def close(self) -> None:  # noqa: B027 - not all have threads
         """Stop its threads."""
-
-    _rows: torch.Tensor
 
 
 class HiCacheFile(FileTier):

@@ -53,8 +53,8 @@ _FILES = {
     ),
 }
 _COMPILED = {"vllm.fs_io_C": "vllm/fs_io_C.abi3.so"}
-# What LMCache compresses with, and asks others about models with.
-_UNCALLED = {"aiofile", "numba", "transformers"}
+# What LMCache encrypts and compresses with, and reaches other tiers and models with.
+_UNCALLED = {"aiofile", "cryptography", "huggingface_hub", "numba", "transformers"}
 
 
 class SglangTree:
