@@ -2,12 +2,12 @@
 
 The same pages on the same file system in turns, all in the page cache: batches of up to
 32, one after the other, each put until its bytes are in files, and under keys that are
-new. Everyone has the threads of its defaults. Ours is awaited; theirs blocks our loop
-until it is over, so that nothing is added to it. Where it can, a peer reads into the
-very memory that we read into; LMCache's Python allocates its own, and the copy from
-there is not counted. Our slots are there before a put, as they are in use; its files a
-peer makes anew, as it always does. No peer has checksums, so our store goes without
-where it is compared with each, and what they cost is in rows of their own.
+new. Everyone has the threads of its engine's defaults. Ours is awaited; a call of
+theirs blocks our loop until it is over, so that nothing is added to it. Where it can, a
+peer reads into the very memory that we read into; LMCache's Python allocates its own,
+and the copy from there is not counted. Our slots are there before a put, as they are in
+use; its files a peer makes anew, as it always does. No peer has checksums, so our store
+goes without where it is compared with each, and what they cost is in rows of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncache.stores import FileStore, SegmentStore, Status, Store
-from tests.bench.file_tiers import FILE_TIERS, FileTier, rows
+from tests.bench.file_tiers import (
+    FileTier,
+    HiCacheFile,
+    VllmFiles,
+    VllmNativeFiles,
+    rows,
+)
+from tests.bench.lmcache_tiers import LmcacheDisk, LmcacheFs, LmcacheNative
 from tests.bench.measure import Row, Stopwatch, interleave_async
 from tests.bench.pages import KIB, MIB, Pages
 
@@ -32,6 +39,14 @@ ROUND_PAGES = 512  # or less than those bytes: a new file is slow, however small
 BATCH = 32  # pages
 SIZES = (64 * KIB, 256 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 16 * MIB)
 PLAIN = "SegmentStore"
+TIERS: tuple[type[FileTier], ...] = (
+    HiCacheFile,
+    VllmFiles,
+    LmcacheDisk,
+    LmcacheFs,
+    VllmNativeFiles,
+    LmcacheNative,
+)
 
 
 class _Contestant(NamedTuple):
@@ -43,8 +58,8 @@ class _Contestant(NamedTuple):
 
 def run(num_rounds: int) -> Iterator[Row]:
     """Put and get pages of several sizes."""
-    tiers = [tier for tier in FILE_TIERS if tier.is_installed()]
-    for tier in FILE_TIERS:
+    tiers = [tier for tier in TIERS if tier.is_installed()]
+    for tier in TIERS:
         if tier not in tiers:
             print(f"{tier.name} is not installed: make bench-peers", file=sys.stderr)
     if tiers:
