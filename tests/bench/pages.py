@@ -15,7 +15,14 @@ from tests.bench.measure import Stopwatch
 KIB, MIB = 2**10, 2**20
 BATCH_BYTES = 32 * MIB  # what a StoreLinker moves at once
 NUM_THREADS = 4
-NUM_LAYERS = {64 * KIB: 4, 256 * KIB: 8, 2 * MIB: 32}
+NUM_LAYERS = {
+    64 * KIB: 4,
+    256 * KIB: 8,
+    1 * MIB: 16,
+    2 * MIB: 32,
+    4 * MIB: 64,
+    16 * MIB: 64,
+}
 
 
 class Pages:

@@ -1,8 +1,9 @@
 """The peers that benchmarks compare with, where ``make bench-peers`` put them.
 
-Of SGLang we run the prefix tree alone: its own files, as they are in the wheel. What
-those files import from the rest of SGLang needs a GPU build; the tree never calls it
-with events and metrics off, so empty stand-ins take its place.
+Of SGLang and vLLM we run single parts alone: their own files, as they are in the wheel.
+What those files import from the rest needs a GPU build; the parts never call it with
+events and metrics off, so empty stand-ins take its place. LMCache runs as it is, but
+for what it imports and no file tier calls.
 """
 
 from __future__ import annotations
@@ -18,16 +19,42 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = Path(sys.prefix) / "peers"
-_ROOM = "sglang.srt.mem_cache."
+_STOOD_IN = {"sglang", "vllm"}
 _FILES = {
-    "base_prefix_cache",
-    "cache_init_params",
-    "events",
-    "evict_policy",
-    "radix_cache",
-    "unified_cache.unified_cache_linker",
-    "utils",
+    *(
+        f"sglang.srt.{name}"
+        for name in (
+            "environ",
+            "mem_cache.base_prefix_cache",
+            "mem_cache.cache_init_params",
+            "mem_cache.events",
+            "mem_cache.evict_policy",
+            "mem_cache.hicache_storage",
+            "mem_cache.radix_cache",
+            "mem_cache.storage.file.lru_file_evictor",
+            "mem_cache.unified_cache.unified_cache_linker",
+            "mem_cache.utils",
+        )
+    ),
+    *(
+        f"vllm.v1.{name}"
+        for name in (
+            "kv_offload.base",
+            "kv_offload.config",
+            "kv_offload.file_mapper",
+            "kv_offload.tiering.async_lookup",
+            "kv_offload.tiering.backpressure",
+            "kv_offload.tiering.base",
+            "kv_offload.tiering.fs.io",
+            "kv_offload.tiering.fs.manager",
+            "kv_offload.tiering.fs.thread_pool",
+            "metrics.cache_hit_source",
+        )
+    ),
 }
+_COMPILED = {"vllm.fs_io_C": "vllm/fs_io_C.abi3.so"}
+# What LMCache encrypts and compresses with, and reaches other tiers and models with.
+_UNCALLED = {"aiofile", "cryptography", "huggingface_hub", "numba", "transformers"}
 
 
 class SglangTree:
@@ -69,12 +96,12 @@ class SglangTree:
 
 def sglang_tree(page_tokens: int) -> SglangTree | None:
     """Return a tree of SGLang, or None if it is not installed."""
-    return SglangTree(page_tokens) if _find_sglang() else None
+    return SglangTree(page_tokens) if find("sglang") else None
 
 
 def sglang_layer_counter() -> Callable[[int], Any] | None:
     """Return what makes SGLang's counter of layers, or None if it is not installed."""
-    if not _find_sglang():
+    if not find("sglang"):
         return None
     from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (
         LayerWiseLoadCounter,
@@ -84,25 +111,38 @@ def sglang_layer_counter() -> Callable[[int], Any] | None:
     return made
 
 
-def _find_sglang() -> bool:
-    if not (FOLDER / "sglang").is_dir():
+def find(name: str) -> bool:
+    """Make a peer importable; return whether it is installed."""
+    if not (FOLDER / name).is_dir():
         return False
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _StandIns())
+        sys.meta_path.insert(0, _StandIns(_STOOD_IN))
+        # Last: whatever is installed goes first.
+        sys.path.append(str(FOLDER))
+        sys.meta_path.append(_StandIns(_UNCALLED))
     return True
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds SGLang's tree in its files, and for the rest of SGLang an empty module."""
+    """Finds our parts of some packages in their files, and empty modules for the rest.
+
+    Args:
+        names: The packages.
+    """
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: object, target: object = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "sglang":
+        if fullname.partition(".")[0] not in self._names:
             return None
-        if fullname.removeprefix(_ROOM) in _FILES:
-            file = FOLDER / f"{fullname.replace('.', '/')}.py"
+        file = FOLDER / _COMPILED.get(fullname, f"{fullname.replace('.', '/')}.py")
+        if fullname in _FILES or (fullname in _COMPILED and file.exists()):
             return importlib.util.spec_from_file_location(fullname, file)
+        if fullname in _COMPILED:
+            return None
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -118,7 +158,19 @@ class _Empty(ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Blank(name, (), {})
+        return _Blank(name, (_Nothing,), {})
+
+
+class _Nothing:
+    """Takes every call, for a logger or what wraps a function."""
+
+    def __getattr__(self, name: str) -> _Nothing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: object, **__: object) -> _Nothing:
+        return self
 
 
 class _Blank(type):
