@@ -22,7 +22,7 @@ ARGS ?=
 .DELETE_ON_ERROR:
 # Two pips in one environment would race.
 .NOTPARALLEL:
-.PHONY: help setup demo serve storm ranks sim test check lint coverage props mutants bench gpu bench-peers fix clean
+.PHONY: help setup demo serve storm ranks sim test check lint coverage props mutants bench bench-stores gpu bench-peers fix clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ mutants: $(VENV)/.test ## Break the code in many ways; simulator or tests must n
 
 bench: $(VENV)/.bench ## Run the benchmarks; ARGS go to them
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-stores: STORES = files segments servers objects mooncake pressure filepeers
+bench-stores: $(VENV)/.bench ## Measure the stores, each beside its bare client, plain files or a peer
+	$(BIN)/python -m tests.bench $(addprefix --only ,$(STORES)) $(ARGS)
 
 # Not in .venv, whose torch knows no GPU: with whatever PYTHON has.
 gpu: ## Check and measure CudaDevice on a GPU, with PYTHON as it is, in four minutes

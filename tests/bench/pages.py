@@ -16,6 +16,7 @@ KIB, MIB = 2**10, 2**20
 BATCH_BYTES = 32 * MIB  # what a StoreLinker moves at once
 NUM_THREADS = 4
 NUM_LAYERS = {
+    16 * KIB: 4,
     64 * KIB: 4,
     256 * KIB: 8,
     1 * MIB: 16,

@@ -205,7 +205,13 @@ async def test_what_is_no_file_in_its_place_makes_writes_fail_and_reads_not(
             assert await get(store, numbered(0, 1)) == [HIT]
 
 
-async def test_room_of_a_page_that_could_not_be_written_comes_back(tmp_path):
+async def test_room_of_a_page_that_could_not_be_written_comes_back(
+    tmp_path, monkeypatch
+):
+    walks, walk = [], file_room.walk
+    monkeypatch.setattr(
+        file_room, "walk", lambda place: [walks.append(place), *walk(place)][1:]
+    )
     async with FileStore(tmp_path, 4 * FILE) as store:
         # A file where the space's directory would be.
         (tmp_path / SPACE.name).write_bytes(b"")
@@ -213,6 +219,8 @@ async def test_room_of_a_page_that_could_not_be_written_comes_back(tmp_path):
         (tmp_path / SPACE.name).unlink()
         assert await put(store, numbered(0, 4)) == [HIT] * 4
         assert num_files(tmp_path) == 4
+        # The one that found out how much there is; nobody had to look again.
+        assert len(walks) == 1
 
 
 async def test_files_are_this_users_alone(tmp_path):
