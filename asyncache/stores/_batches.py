@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator, Sequence
 
 from asyncache.core import PageKey
 from asyncache.stores._abc import PageBuffers
 from asyncache.threads import Stop
+
+# Where the hop between threads stops to count against the bytes that a job moves.
+_JOB_BYTES = 4 * 2**20
 
 
 def until(stop: Stop, part: range) -> Iterator[int]:
@@ -15,6 +20,16 @@ def until(stop: Stop, part: range) -> Iterator[int]:
         if stop.is_set():
             return
         yield index
+
+
+def share(pages: Sequence[PageBuffers], num_threads: int) -> list[range]:
+    """Cut a batch into jobs for threads that do nothing but move bytes.
+
+    More of them than there are cores would only wait for one another.
+    """
+    num_bytes = sum(map(len, itertools.chain.from_iterable(pages)))
+    num_jobs = max(1, min(num_threads, len(os.sched_getaffinity(0))))
+    return split(pages, max(_JOB_BYTES, -(-num_bytes // num_jobs)))
 
 
 def split(pages: Sequence[PageBuffers], num_bytes: int) -> list[range]:
@@ -43,7 +58,8 @@ def runs(keys: Sequence[PageKey], part: range) -> Iterator[range]:
     """Yield the runs of a part whose pages are of one space."""
     start = part.start
     for place in part:
-        if keys[place].space != keys[start].space:
+        here, first = keys[place].space, keys[start].space
+        if here is not first and here != first:
             yield range(start, place)
             start = place
     if start < part.stop:

@@ -14,15 +14,13 @@ from pathlib import Path
 
 from asyncache.core import OrderError, PageKey, PageSpace, StoreError
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
-from asyncache.stores._batches import split, until
+from asyncache.stores._batches import share, until
 from asyncache.stores._directory import look_up, prepare, sweep
 from asyncache.stores._file_room import FileRoom, NoRoomError
 from asyncache.stores._page_files import PageFiles, PageReader
 from asyncache.stores._page_walk import Entry, walk
 from asyncache.threads import Stop, Workers
 
-# Where the hop between threads stops to count against the bytes that a job moves.
-_JOB_BYTES = 4 * 2**20
 _JOB_ENTRIES = 1024
 
 
@@ -78,8 +76,9 @@ class FileStore(Store):
         self._checksums = checksums
         self._durable = durable
         self._creates = create
-        self._reads = Workers(num_threads, "asyncache-read", owner="store")
-        self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
+        self._num_reads, self._num_writes = num_threads, -(-num_threads // 2)
+        self._reads = Workers(self._num_reads, "asyncache-read", owner="store")
+        self._writes = Workers(self._num_writes, "asyncache-write", owner="store")
         self._temporary: str | None = None
         self._room: FileRoom | None = None
         self._spaces: dict[PageSpace, PageFiles] = {}
@@ -135,7 +134,7 @@ class FileStore(Store):
                     reader = PageReader(self._files(space), layers)
                 statuses[index] = reader.read(key.hash, targets[index])
 
-        await self._reads.run(read, split(targets, _JOB_BYTES))
+        await self._reads.run(read, share(targets, self._num_reads))
         return statuses
 
     async def put(
@@ -160,7 +159,7 @@ class FileStore(Store):
                     if statuses[index] is Status.REJECTED:
                         full.set()
 
-        await self._writes.run(write, split(sources, _JOB_BYTES))
+        await self._writes.run(write, share(sources, self._num_writes))
         return statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:

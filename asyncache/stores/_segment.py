@@ -26,7 +26,7 @@ from asyncache.core import (
     StoreError,
 )
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
-from asyncache.stores._batches import runs, split
+from asyncache.stores._batches import runs, share
 from asyncache.stores._segment_batch import Batch
 from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
@@ -41,8 +41,6 @@ from asyncache.threads import Stop, Workers
 _Answer = TypeVar("_Answer")
 
 _MOST_SEGMENT_BYTES = ALIGNMENT * SLOTS_PER_SEGMENT
-# Where the hop between threads stops to count against the bytes that a job moves.
-_JOB_BYTES = 4 * 2**20
 
 
 @dataclass(slots=True)
@@ -125,8 +123,9 @@ class SegmentStore(Store):
         self._checksums = checksums
         self._durable = durable
         self._direct = direct
-        self._reads = Workers(num_threads, "asyncache-read", owner="store")
-        self._writes = Workers(-(-num_threads // 2), "asyncache-write", owner="store")
+        self._num_reads, self._num_writes = num_threads, -(-num_threads // 2)
+        self._reads = Workers(self._num_reads, "asyncache-read", owner="store")
+        self._writes = Workers(self._num_writes, "asyncache-write", owner="store")
         self._directory: SegmentDirectory | None = None
         self._stock = Stock(notes_uses=max_bytes is not None)
         self._local = threading.local()
@@ -201,7 +200,7 @@ class SegmentStore(Store):
             job = [(place, keys[place].hash, targets[place]) for place in run]
             pages.read(job, layers, statuses, stop)
 
-        await self._run(self._reads, read, keys, split(targets, _JOB_BYTES))
+        await self._run(self._reads, read, keys, share(targets, self._num_reads))
         return statuses
 
     async def put(
@@ -211,21 +210,28 @@ class SegmentStore(Store):
         statuses = [Status.UNAVAILABLE] * len(keys)
         batch = Batch(len(keys))
 
+        def tell(stop: Stop) -> bool:
+            return batch.tell(
+                lambda space, some: self._pages(space, stop).publish(some, statuses),
+                keep=self._stock.keep,
+            )
+
         def write(pages: SlotPages, run: range, stop: Stop) -> None:
             job = [(place, keys[place].hash, sources[place]) for place in run]
             try:
-                batch.add(keys[run[0]].space, pages.write(job, statuses, stop))
+                written = pages.write(job, statuses, stop, tell=lambda: tell(stop))
+                batch.add(keys[run[0]].space, written)
             finally:
                 self._stock.expect(-len(run))
                 is_last = batch.count_down(len(run))
                 if is_last or stop.is_set():
-                    self._tell(batch, statuses, stop)
+                    tell(stop)
             if is_last or stop.is_set():
                 pages.settle(stop)
 
         self._stock.expect(len(keys))
         try:
-            await self._run(self._writes, write, keys, split(sources, _JOB_BYTES))
+            await self._run(self._writes, write, keys, share(sources, self._num_writes))
         finally:
             self._stock.expect(-batch.num_left)
             for written in batch.take().values():
@@ -264,17 +270,6 @@ class SegmentStore(Store):
             await self._reads.aclose()
         finally:
             await self._writes.aclose(self._leave)
-
-    def _tell(self, batch: Batch, statuses: list[Status], stop: Stop) -> None:
-        """Tell of what is in its slots; keep the slots of what cannot be told of."""
-        left = batch.take()
-        try:
-            while left:
-                space, written = left.popitem()
-                self._pages(space, stop).publish(written, statuses)
-        finally:
-            for written in left.values():
-                self._stock.keep(written)
 
     async def _run(
         self,

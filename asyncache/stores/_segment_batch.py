@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from asyncache.core import PageHash, PageSpace
@@ -58,8 +58,28 @@ class Batch:
             self._num_left -= num_pages
             return not self._num_left
 
+    def tell(
+        self,
+        publish: Callable[[PageSpace, Sequence[Written]], None],
+        *,
+        keep: Callable[[Sequence[Written]], None],
+    ) -> bool:
+        """Tell of the pages that are in their slots; return whether there were any.
+
+        Where that fails, the slots of those that nobody was told of are kept.
+        """
+        left = self.take()
+        has_any = bool(left)
+        try:
+            while left:
+                publish(*left.popitem())
+        finally:
+            for written in left.values():
+                keep(written)
+        return has_any
+
     def take(self) -> dict[PageSpace, list[Written]]:
-        """Return the pages that are in their slots: whoever has them tells of them."""
+        """Return the pages that are in their slots, and have them no more."""
         with self._lock:
             written, self._written = self._written, defaultdict(list)
         return written

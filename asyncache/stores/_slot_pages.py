@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 
@@ -109,10 +109,18 @@ class SlotPages:
         self._judge(sorted(outcomes, key=itemgetter(0)), found, statuses)
         self._tell_if_late()
 
-    def write(self, job: Job, statuses: list[Status], stop: Stop) -> list[Written]:
+    def write(
+        self,
+        job: Job,
+        statuses: list[Status],
+        stop: Stop,
+        *,
+        tell: Callable[[], bool],
+    ) -> list[Written]:
         """Put pages that are not there into slots; :meth:`publish` tells of them.
 
-        Says of the others what came of them.
+        Says of the others what came of them. Where slots are short, ``tell`` publishes
+        what others wrote, so that it may give way; it returns whether there was any.
         """
         if not self._slots.per_segment:
             for place, _, _ in job:
@@ -130,7 +138,7 @@ class SlotPages:
         slots: dict[PageHash, int] = {}
         try:
             if missing:
-                slots = self._fill(missing, outcomes, stop)
+                slots = self._fill(missing, outcomes, stop, tell)
         finally:
             places: defaultdict[PageHash, list[int]] = defaultdict(list)
             for place, page_hash, _ in job:
@@ -284,9 +292,10 @@ class SlotPages:
         missing: dict[PageHash, PageBuffers],
         outcomes: dict[PageHash, Status],
         stop: Stop,
+        tell: Callable[[], bool],
     ) -> dict[PageHash, int]:
         """Write pages into claimed slots; return where those are that are whole."""
-        slots = self._claim(len(missing))
+        slots = self._claim(len(missing), tell)
         items = [(0, page_hash, buffers) for page_hash, buffers in missing.items()]
         for _, page_hash, _ in items[len(slots) :]:
             outcomes[page_hash] = Status.REJECTED
@@ -301,7 +310,7 @@ class SlotPages:
             self._stock.give(self._space, sorted(set(slots) - set(written.values())))
         return written
 
-    def _claim(self, count: int) -> list[int]:
+    def _claim(self, count: int, tell: Callable[[], bool]) -> list[int]:
         space = self._space
         slots = self._stock.take(space, count)
         try:
@@ -312,6 +321,8 @@ class SlotPages:
                 others := self._stock.take_surplus(is_over=True)
             ):
                 self._give_back(others)
+                slots += self._claim_more(count - len(slots))
+            if len(slots) < count and tell():
                 slots += self._claim_more(count - len(slots))
         except BaseException:
             self._stock.give(space, slots)

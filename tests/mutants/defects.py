@@ -1920,6 +1920,13 @@ if self._layers.start and not self._frame.are_slices_of(
 """,
     ),
     Defect(
+        "what a put has not told of yet is in its own way",
+        "L4",
+        "stores/_slot_pages.py",
+        "if len(slots) < count and tell():",
+        "if len(slots) < 0 and tell():",
+    ),
+    Defect(
         "slots of pages that nobody was told of are lost",
         "L3",
         "stores/_stock.py",

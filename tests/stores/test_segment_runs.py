@@ -242,3 +242,12 @@ async def test_pages_of_two_spaces_in_one_batch(tmp_path):
         assert await store.get_into([keys[3]], [target]) == [HIT]
     assert len({PageHash(key.hash) for key in keys}) == 5
     assert counts(tmp_path)["page"] == 7
+
+
+async def test_what_a_put_has_not_told_of_yet_is_not_in_its_own_way(tmp_path):
+    keys = [*numbered(0, 4), *numbered(0, 2, WIDE)]
+    async with small_store(tmp_path, 1, 4) as store:
+        assert await put(store, keys) == [HIT] * 6
+        # The only segment went to those that came last.
+        assert await which(store, keys) == [4, 5]
+    assert counts(tmp_path) == {"page": 2, "free": 0, "claim": 0}
