@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from asyncache.core import PageHash
 from asyncache.stores import Status, _segment_files as segment_files
 from asyncache.stores._segment_database import Patience, SegmentDatabase
+from asyncache.stores._segment_index import SegmentIndex
 from asyncache.testing._samples import SPACE, content, new_target
 from tests.stores.segments import (
     SLOT,
@@ -251,3 +253,21 @@ async def test_what_a_put_has_not_told_of_yet_is_not_in_its_own_way(tmp_path):
         # The only segment went to those that came last.
         assert await which(store, keys) == [4, 5]
     assert counts(tmp_path) == {"page": 2, "free": 0, "claim": 0}
+
+
+async def test_slots_of_pages_that_could_not_be_told_of_are_used_again(
+    tmp_path, monkeypatch
+):
+    keys, publish, fails = numbered(0, 4), SegmentIndex.publish, [True]
+
+    def fail_once(*arguments, **options):
+        if fails:
+            fails.clear()
+            raise sqlite3.OperationalError("disk I/O error")
+        return publish(*arguments, **options)
+
+    monkeypatch.setattr(SegmentIndex, "publish", fail_once)
+    async with small_store(tmp_path) as store:
+        assert await put(store, keys) == [UNAVAILABLE] * 4
+        assert await which(store, keys) == []
+        assert await put(store, keys) == [HIT] * 4
