@@ -9,9 +9,8 @@ import anyio.lowlevel
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from asyncache.core import PageKey
-from asyncache.stores import ObjectStore, PageBuffers, Status
-from asyncache.testing._cancel import Cancellation, cancel_after
+from asyncache.stores import Status
+from asyncache.testing._cancel import Cancellation
 from asyncache.testing._samples import (
     LARGE_SPACE,
     content,
@@ -20,18 +19,21 @@ from asyncache.testing._samples import (
     new_source,
     new_target,
 )
-from tests.engine.scene import PAGE, prompt, scene
 from tests.servers import free_port
+from tests.stores import server_laws
 from tests.stores.object_server import running, store_at
 from tests.stores.proxy import Proxy
+from tests.stores.server_laws import (
+    GRACE_S,
+    PATTERN,
+    cancel,
+    expect_untouched,
+    returns,
+)
 from tests.stores.test_object import BIG, get, names, put
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
-PATTERN = b"\x5a"
-# By when what should end has ended, on the busiest machine; what would end only with
-# the time of its call takes longer.
-GRACE_S = 20.0
 
 
 @pytest.fixture
@@ -43,21 +45,6 @@ def server(object_server):
 async def proxy(server):
     async with Proxy(server) as made:
         yield made
-
-
-def expect_untouched(pages: list[PageBuffers]) -> None:
-    for page in pages:
-        for buffer in page:
-            assert buffer == PATTERN * len(buffer)
-
-
-async def returns(store: ObjectStore, *keys: PageKey) -> None:
-    """Wait until pages are hits again, as they must without any help."""
-    with anyio.fail_after(60):
-        while await put(store, *keys) != [HIT] * len(keys) or await get(
-            store, *keys
-        ) != [HIT] * len(keys):
-            await anyio.lowlevel.checkpoint()
 
 
 def answer(code: int, body: str = "") -> bytes:
@@ -285,35 +272,10 @@ async def test_closing_under_a_paused_call_ends_it(server):
 @pytest.mark.parametrize("how", Cancellation)
 @pytest.mark.parametrize("left", [0, 100, 130_000, 400_000])
 async def test_a_read_that_is_cancelled_under_a_held_answer_lets_go(proxy, how, left):
-    keys, scope = new_keys(4, LARGE_SPACE), anyio.CancelScope()
     async with store_at(proxy.url) as store:
-        await put(store, *keys)
-        targets = [new_target(key) for key in keys]
-        proxy.left, proxy.holds = left, True
-        answers = []
-
-        async def read() -> None:
-            with scope:
-                answers.extend(await store.get_into(keys, targets))
-
-        task = asyncio.ensure_future(read())
-        await proxy.is_held.wait()
-        by_scope = how in {Cancellation.SCOPE, Cancellation.SCOPE_AND_TASK}
-        scope.cancel() if by_scope else task.cancel()
-        if how in {Cancellation.TASK_TWICE, Cancellation.SCOPE_AND_TASK}:
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-            task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled() or scope.cancelled_caught
-        assert answers == []
-        fill(targets, PATTERN)
-        proxy.release()
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        proxy.calm()
-        assert await get(store, *keys) == [HIT] * 4
-        expect_untouched(targets)
+        await server_laws.a_read_that_is_cancelled_under_a_held_answer_lets_go(
+            store, proxy, left, how
+        )
 
 
 @pytest.mark.parametrize("how", Cancellation)
@@ -340,12 +302,7 @@ async def test_a_put_that_is_cancelled_under_a_stuck_server_lets_go(server, how)
             task = asyncio.ensure_future(write())
             await begun.wait()
             await wait_all_tasks_blocked()
-            by_scope = how in {Cancellation.SCOPE, Cancellation.SCOPE_AND_TASK}
-            scope.cancel() if by_scope else task.cancel()
-            if how in {Cancellation.TASK_TWICE, Cancellation.SCOPE_AND_TASK}:
-                await anyio.lowlevel.checkpoint()
-                await anyio.lowlevel.checkpoint()
-                task.cancel()
+            await cancel(task, scope, how)
             with anyio.fail_after(GRACE_S):
                 await asyncio.wait([task])
             fill(sources, PATTERN)
@@ -356,22 +313,9 @@ async def test_a_put_that_is_cancelled_under_a_stuck_server_lets_go(server, how)
 
 @pytest.mark.parametrize("how", Cancellation)
 async def test_calls_through_a_proxy_may_be_cancelled_at_any_turn(proxy, how):
+    spaces = [*[LARGE_SPACE] * 3, BIG]
     async with store_at(proxy.url) as store:
-        num_turns, was_cancelled = 0, True
-        while was_cancelled:
-            keys = [*new_keys(3, LARGE_SPACE), *new_keys(1, BIG)]
-            pages = [new_source(key) for key in keys]
-
-            async def use(keys=keys, pages=pages) -> None:
-                await store.put(keys, pages)
-                await store.get_into(keys, pages)
-
-            was_cancelled = await cancel_after(num_turns, use, how)
-            fill(pages, PATTERN)
-            assert set(await get(store, *keys)) <= {HIT, MISS}
-            expect_untouched(pages)
-            await store.remove(keys)
-            num_turns = 2 * num_turns + 1
+        await server_laws.calls_may_be_cancelled_at_any_turn(store, spaces, how)
 
 
 async def test_a_server_that_dies_is_unavailable_and_its_pages_outlive_it():
@@ -419,32 +363,10 @@ async def test_a_server_that_dies_is_unavailable_and_its_pages_outlive_it():
 
 
 async def test_a_cache_serves_on_while_its_server_dies_and_hits_return():
-    prompts = [prompt(3, seed=seed) for seed in range(4)]
     with running() as server:
-        store = store_at(server.url)
-        # Room for two of four prompts: what is found again comes from the store.
-        async with scene(store, num_pages=8, check=False) as view:
-
-            async def serve_all() -> int:
-                return sum([await view.serve(tokens) for tokens in prompts])
-
-            async def hits() -> None:
-                with anyio.fail_after(60):
-                    while await serve_all() < 4 * 2 * PAGE:
-                        await view.cache.drain()
-
-            await hits()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(serve_all)
-                await anyio.lowlevel.checkpoint()
-                server.kill()
-            for _ in range(3):
-                await serve_all()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(anyio.to_thread.run_sync, server.start)
-                tasks.start_soon(serve_all)
-            await hits()
-            await view.rest()
+        await server_laws.a_cache_serves_on_while_its_server_dies_and_hits_return(
+            store_at(server.url), server, num_deaths=1
+        )
 
 
 async def test_an_address_that_never_answers_ends_with_the_time():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 
@@ -11,28 +10,24 @@ import anyio.lowlevel
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from asyncache.core import PageKey
-from asyncache.stores import PageBuffers, RedisStore, Status
-from asyncache.testing._cancel import Cancellation, cancel_after
+from asyncache.stores import RedisStore, Status
+from asyncache.testing._cancel import Cancellation
 from asyncache.testing._samples import (
     LARGE_SPACE,
     SPACE,
     content,
     fill,
     new_keys,
-    new_source,
     new_target,
 )
-from tests.engine.scene import PAGE, prompt, scene
+from tests.stores import server_laws
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import running
+from tests.stores.server_laws import GRACE_S, PATTERN, expect_untouched, returns
 from tests.stores.test_redis import get, put
 
 HIT, MISS, CORRUPT = Status.HIT, Status.MISS, Status.CORRUPT
 UNAVAILABLE, REJECTED = Status.UNAVAILABLE, Status.REJECTED
-PATTERN = b"\x5a"
-# By when what should end has ended, on the busiest machine.
-GRACE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -45,21 +40,6 @@ def server():
 async def proxy(server):
     async with Proxy(server) as made:
         yield made
-
-
-async def returns(store: RedisStore, *keys: PageKey) -> None:
-    """Wait until pages are hits again, as they must without any help."""
-    with anyio.fail_after(60):
-        while await put(store, *keys) != [HIT] * len(keys) or await get(
-            store, *keys
-        ) != [HIT] * len(keys):
-            await anyio.lowlevel.checkpoint()
-
-
-def expect_untouched(pages: list[PageBuffers]) -> None:
-    for page in pages:
-        for buffer in page:
-            assert buffer == PATTERN * len(buffer)
 
 
 @pytest.mark.parametrize("layers", [None, range(1, 3)], ids=str)
@@ -246,55 +226,17 @@ async def test_closing_under_a_paused_read_ends_it(server):
 @pytest.mark.parametrize("how", Cancellation)
 @pytest.mark.parametrize("left", [0, 3, 700, 130_000, 400_000])
 async def test_a_read_that_is_cancelled_under_a_held_answer_lets_go(proxy, how, left):
-    keys, scope = new_keys(4, LARGE_SPACE), anyio.CancelScope()
     async with RedisStore(proxy.url, timeout_s=60) as store:
-        await put(store, *keys)
-        targets = [new_target(key) for key in keys]
-        proxy.left, proxy.holds = left, True
-        answers = []
-
-        async def read() -> None:
-            with scope:
-                answers.extend(await store.get_into(keys, targets))
-
-        task = asyncio.ensure_future(read())
-        await proxy.is_held.wait()
-        by_scope = how in {Cancellation.SCOPE, Cancellation.SCOPE_AND_TASK}
-        scope.cancel() if by_scope else task.cancel()
-        if how in {Cancellation.TASK_TWICE, Cancellation.SCOPE_AND_TASK}:
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-            task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled() or scope.cancelled_caught
-        assert answers == []
-        fill(targets, PATTERN)
-        proxy.release()
-        for _ in range(20):
-            await anyio.lowlevel.checkpoint()
-        proxy.calm()
-        assert await get(store, *keys) == [HIT] * 4
-        expect_untouched(targets)
+        await server_laws.a_read_that_is_cancelled_under_a_held_answer_lets_go(
+            store, proxy, left, how
+        )
 
 
 @pytest.mark.parametrize("how", Cancellation)
 async def test_calls_through_a_proxy_may_be_cancelled_at_any_turn(proxy, how):
     async with RedisStore(proxy.url, timeout_s=60) as store:
-        num_turns, was_cancelled = 0, True
-        while was_cancelled:
-            keys = new_keys(3, LARGE_SPACE)
-            pages = [new_source(key) for key in keys]
-
-            async def use(keys=keys, pages=pages) -> None:
-                await store.put(keys, pages)
-                await store.get_into(keys, pages)
-
-            was_cancelled = await cancel_after(num_turns, use, how)
-            fill(pages, PATTERN)
-            assert set(await get(store, *keys)) <= {HIT, MISS}
-            expect_untouched(pages)
-            await store.remove(keys)
-            num_turns = 2 * num_turns + 1
+        spaces = [LARGE_SPACE] * 3
+        await server_laws.calls_may_be_cancelled_at_any_turn(store, spaces, how)
 
 
 async def test_a_server_that_comes_late_is_used_and_a_restarted_one_again():
@@ -319,33 +261,10 @@ async def test_a_server_that_comes_late_is_used_and_a_restarted_one_again():
 
 
 async def test_a_cache_serves_on_while_its_server_dies_and_hits_return():
-    prompts = [prompt(3, seed=seed) for seed in range(4)]
     with running() as server:
-        store = RedisStore(server.url, timeout_s=60)
-        # Room for two of four prompts: what is found again comes from the store.
-        async with scene(store, num_pages=8, check=False) as view:
-
-            async def serve_all() -> int:
-                return sum([await view.serve(tokens) for tokens in prompts])
-
-            async def hits() -> None:
-                with anyio.fail_after(60):
-                    while await serve_all() < 4 * 2 * PAGE:
-                        await view.cache.drain()
-
-            await hits()
-            for _ in range(3):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(serve_all)
-                    await anyio.lowlevel.checkpoint()
-                    server.kill()
-                for _ in range(3):
-                    await serve_all()
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(anyio.to_thread.run_sync, server.start)
-                    tasks.start_soon(serve_all)
-                await hits()
-            await view.rest()
+        await server_laws.a_cache_serves_on_while_its_server_dies_and_hits_return(
+            RedisStore(server.url, timeout_s=60), server
+        )
 
 
 async def test_an_address_that_never_answers_ends_with_the_time():
