@@ -84,12 +84,13 @@ async def _room(place: Place, directory: str) -> dict[str, object]:
             "claims": usage.num_claims,
             "dead_claims": usage.num_dead_claims,
         }
-    free = None
+    free = cap = None
     if place.control is not None and place.control.kind is StoreKind.FILES:
         found = await anyio.to_thread.run_sync(os.statvfs, directory)
-        free = found.f_bavail * found.f_frsize  # of the disk: there is no other bound
+        free = found.f_bavail * found.f_frsize  # of the disk
+        cap = place.control.max_bytes
     return {
-        "capacity_bytes": None,
+        "capacity_bytes": cap,
         "free_bytes": free,
         "claims": None,
         "dead_claims": None,

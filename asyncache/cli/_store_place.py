@@ -116,7 +116,7 @@ async def _at_directory(
         await _create(options)
     control = await anyio.to_thread.run_sync(read_control, options.place)
     opened: Callable[..., Store] = (
-        partial(FileStore, options.place, create=False)
+        partial(FileStore, options.place, control.max_bytes, create=False)
         if control.kind is StoreKind.FILES
         else partial(SegmentStore, options.place, None)
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncache.core import StoreError
+from asyncache.stores._file_room import read_cap
 
 CONTROL_NAME = "asyncache.json"
 _SEGMENTS = re.compile(r"asyncache segments ([0-9]{1,9})")
@@ -31,6 +32,8 @@ class Control(NamedTuple):
     """Of the format; another asyncache may have written it."""
     segment_bytes: int
     """Length of a segment; 0 where there are none."""
+    max_bytes: int | None = None
+    """What the pages in files may take, as who wrote last has it; None if all."""
 
 
 def read_control(directory: str) -> Control:
@@ -54,7 +57,7 @@ def read_control(directory: str) -> Control:
         found = None
     match found:
         case {"format": int(version)} if not isinstance(version, bool):
-            return Control(StoreKind.FILES, version, 0)
+            return Control(StoreKind.FILES, version, 0, read_cap(directory))
         case {"format": str(words), "segment_bytes": int(num_bytes)}:
             if (match := _SEGMENTS.fullmatch(words)) and num_bytes > 0:
                 return Control(StoreKind.SEGMENTS, int(match[1]), num_bytes)

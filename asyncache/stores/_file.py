@@ -252,7 +252,7 @@ class FileStore(Store):
                 digests=self._checksums,
                 keeps_plain=not self._creates,
                 durable=self._durable,
-                notes_uses=self._room is not None,
+                notes_uses=self._room is not None and self._creates,
             )
             # Several threads may come here at once; all of theirs are as good.
             self._spaces[space] = files

@@ -35,6 +35,21 @@ class NoRoomError(Exception):
     """There is none, and cannot be."""
 
 
+def read_cap(directory: str) -> int | None:
+    """Return the cap that room was last counted under; None if nobody has counted."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(f"{directory}/{_NAME}", flags)
+    except OSError:
+        return None
+    try:
+        return _RoomFile(descriptor).cap
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
 class FileRoom:
     """The room in a directory. Blocking; any thread may call it.
 
@@ -146,12 +161,20 @@ class _RoomFile:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
+    @property
+    def cap(self) -> int | None:
+        """What it was counted under; None if it was not."""
+        counted = self._counted()
+        return None if counted is None else counted[1]
+
     def read(self, cap: int) -> int | None:
         """Return how many bytes are left; None if nobody has counted for this cap."""
-        text = os.pread(self._descriptor, 2 * _DIGITS + 1, 0)
-        left, _, under = text.partition(b" ")
-        is_ours = left.isdigit() and under.isdigit() and int(under) == cap
-        return int(left) if is_ours else None
+        counted = self._counted()
+        return counted[0] if counted is not None and counted[1] == cap else None
+
+    def _counted(self) -> tuple[int, int] | None:
+        left, _, cap = os.pread(self._descriptor, 2 * _DIGITS + 1, 0).partition(b" ")
+        return (int(left), int(cap)) if left.isdigit() and cap.isdigit() else None
 
     def write(self, left: int, cap: int) -> None:
         # Of one length: a shorter one would leave digits of the last.

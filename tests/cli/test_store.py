@@ -634,6 +634,25 @@ def test_what_has_no_room_is_told(tmp_path, told):
     assert (found["new"], found["refused"]) == (8, 2)  # the large ones
 
 
+def test_an_import_keeps_to_the_bound_that_engines_gave_the_directory(
+    tmp_path, store, told
+):
+    put(files(tmp_path / "a"), new_keys(40))
+    told("export", tmp_path / "a", tmp_path / "a.tar")
+    [old] = new_keys(1)
+    file_bytes = next((tmp_path / "a").rglob("*.kv")).stat().st_size
+    bounded = FileStore(tmp_path / "b", 16 * file_bytes)
+    put(bounded, [old])
+    assert told("stat", tmp_path / "b")["capacity_bytes"] == 16 * file_bytes
+    assert told("import", tmp_path / "a.tar", tmp_path / "b")["new"] == 40
+    assert 8 <= len(list((tmp_path / "b").rglob("*.kv"))) <= 17
+    # Looking at pages is no use of them.
+    for path in (tmp_path / "b").rglob("*.kv"):
+        os.utime(path, (1000, 1000))
+    store("verify", tmp_path / "b")
+    assert {path.stat().st_mtime for path in (tmp_path / "b").rglob("*.kv")} == {1000}
+
+
 def test_one_space_may_be_exported_alone(tmp_path, store):
     fill("segments", tmp_path / "s")
     words = ["export", tmp_path / "s", tmp_path / "a.tar", "--space", SPACE.name]

@@ -1637,8 +1637,8 @@ self.queues.soon(
         "room is counted under whatever cap",
         "L3",
         "stores/_file_room.py",
-        "left.isdigit() and under.isdigit() and int(under) == cap",
-        "left.isdigit()",
+        "counted is not None and counted[1] == cap",
+        "counted is not None",
     ),
     Defect(
         "room of a page that was not written is lost",
