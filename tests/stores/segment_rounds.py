@@ -101,15 +101,19 @@ def kill_round(directory: Path, number: int, chance: random.Random) -> None:
     writers = [
         start_writer(directory, NUM_WRITERS * number + n) for n in range(NUM_WRITERS)
     ]
-    for child, told in writers:
-        for _ in range(chance.randint(1, 6)):
-            assert os.read(told, 1) == b".", "a writer failed"
-        for _ in range(chance.choice((0, 100, 1_000, 10_000))):
-            pass
-        os.kill(child, signal.SIGKILL)
-    for child, told in writers:
-        os.waitpid(child, 0)
-        os.close(told)
+    try:
+        for child, told in writers:
+            for _ in range(chance.randint(1, 6)):
+                assert os.read(told, 1) == b".", "a writer failed"
+            for _ in range(chance.choice((0, 100, 1_000, 10_000))):
+                pass
+            os.kill(child, signal.SIGKILL)
+    finally:
+        # Also after a failure: one that lived on would keep the reader going.
+        for child, told in writers:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(told)
 
 
 def main(directory: Path, num_rounds: int) -> None:
