@@ -14,7 +14,9 @@ stored      it holds a page, until that is evicted claimed, or free
 A page is told of last, when its bytes are in place, so a writer that dies leaves claims
 and nothing else; whoever is short of slots takes the claims of the dead. Pages are
 evicted in the order in which they were used, over all spaces: a space that needs room
-takes a page of its own, or a whole segment of the space whose page is the oldest.
+takes a page of its own, or a whole segment of the space whose page is the oldest. Of
+pages that were put or read together the last is the oldest: they are a prefix, of which
+whoever lacks the first page has none.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ class SegmentIndex:
             num_added = self._database.run_many(
                 "INSERT OR IGNORE INTO page VALUES (?, ?, ?, ?, ?)",
                 [
-                    (space, page_hash, slot, born + at, born + at)
+                    (space, page_hash, slot, born + len(stored) - 1 - at, born + at)
                     for at, (page_hash, slot) in enumerate(stored.items())
                 ],
             )

@@ -129,7 +129,7 @@ class SlotPages:
         there = self.find([page_hash for _, page_hash, _ in job])
         outcomes = dict.fromkeys(there, Status.HIT)
         if there:
-            self._stock.note_used(self._space, list(there))
+            self._stock.note_used(self._space, list(there)[::-1])
         missing = {h: buffers for _, h, buffers in job if h not in there}
         for page_hash in list(missing):
             if not self._quotas.allows(page_hash, self._slots.num_bytes):
@@ -269,7 +269,7 @@ class SlotPages:
                     continue
                 useless[page_hash] = now[page_hash]
         if hits:
-            self._stock.note_used(self._space, hits)
+            self._stock.note_used(self._space, hits[::-1])
         if useless:
             self._index.remove(self._space, list(useless.items()))
 

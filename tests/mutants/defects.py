@@ -1920,6 +1920,20 @@ if self._layers.start and not self._frame.are_slices_of(
 """,
     ),
     Defect(
+        "of a prefix the first page gives way first",
+        "L4",
+        "stores/_segment_index.py",
+        "(space, page_hash, slot, born + len(stored) - 1 - at, born + at)",
+        "(space, page_hash, slot, born + at, born + at)",
+    ),
+    Defect(
+        "of a prefix that was read the first page gives way first",
+        "L4",
+        "stores/_slot_pages.py",
+        "self._stock.note_used(self._space, hits[::-1])",
+        "self._stock.note_used(self._space, hits)",
+    ),
+    Defect(
         "what a put has not told of yet is in its own way",
         "L4",
         "stores/_slot_pages.py",

@@ -188,7 +188,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert stored == {page_hash for page_hash, _ in pages}
         model.touch(used)
         model.free_claims(slot for _, slot in pages)
-        for page_hash, slot in pages:
+        # The first one is the youngest.
+        for page_hash, slot in reversed(pages):
             if (space, page_hash) not in model.pages:
                 model.pages[space, page_hash] = slot
                 model.free.discard(slot)

@@ -55,7 +55,7 @@ async def test_a_namespace_over_its_bound_loses_its_own_oldest_pages(tmp_path):
 async def test_pages_that_were_used_stay(tmp_path):
     keys = pages_of("a", 0, 5)
     async with small_store(tmp_path, 1, 16, namespace_bytes=4 * SLOT) as store:
-        await put(store, keys[:4])
+        await put(store, keys[3::-1])
         assert await get(store, keys[:1]) == [HIT]
         await put(store, keys[4:])
         assert await which(store, keys) == [0, 3, 4]
@@ -99,7 +99,7 @@ async def test_a_bound_binds_whoever_has_it(tmp_path):
         small_store(tmp_path, 1, 16) as free,
         small_store(tmp_path, 1, 16, namespace_bytes=4 * SLOT) as bound,
     ):
-        assert await put(free, keys[:8]) == [HIT] * 8
+        assert await put(free, keys[7::-1]) == [HIT] * 8
         assert len(await which(bound, keys)) == 8
         await put(bound, keys[8:9])
         assert await which(free, keys) == [6, 7, 8]
