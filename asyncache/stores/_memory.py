@@ -74,7 +74,6 @@ class MemoryStore(Store):
             if page is None:
                 statuses.append(Status.MISS)
                 continue
-            self._pages.move_to_end(key)
             offset = 0 if layers is None else layers.start * key.space.layer_bytes
             for buffer in buffers:
                 piece = page[offset : offset + len(buffer)]
@@ -82,6 +81,7 @@ class MemoryStore(Store):
                     await copier.copy(buffer, piece)
                 offset += len(buffer)
             statuses.append(Status.HIT)
+        self._note_used(keys)
         return statuses
 
     async def put(
@@ -91,10 +91,12 @@ class MemoryStore(Store):
         check_batch(keys, sources)
         copier = _Copier()
         await copier.rest()
-        return [
+        statuses = [
             await self._put_page(key, buffers, copier)
             for key, buffers in zip(keys, sources, strict=True)
         ]
+        self._note_used(keys)
+        return statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         self._check_usable()
@@ -116,11 +118,16 @@ class MemoryStore(Store):
         for key in list(self._pages):
             self._drop(key)
 
+    def _note_used(self, keys: Sequence[PageKey]) -> None:
+        """Make pages the youngest, the first one last: without it others are no use."""
+        for key in reversed(keys):
+            if key in self._pages:
+                self._pages.move_to_end(key)
+
     async def _put_page(
         self, key: PageKey, buffers: PageBuffers, copier: _Copier
     ) -> Status:
         if key in self._pages:
-            self._pages.move_to_end(key)
             return Status.HIT
         num_bytes = key.space.page_bytes
         if not self._reserve(num_bytes):

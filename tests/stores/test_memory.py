@@ -32,9 +32,20 @@ async def test_it_keeps_the_contract():
 async def test_the_page_used_longest_ago_gives_way():
     store = MemoryStore(3 * PAGE)
     a, b, c, d = new_keys(4)
+    for key in (a, b, c, d):
+        await put(store, key)
+    assert await store.contains([a, b, c, d]) == [False, True, True, True]
+
+
+async def test_of_a_prefix_the_end_gives_way_first():
+    store = MemoryStore(3 * PAGE)
+    a, b, c, d, e = new_keys(5)
     await put(store, a, b, c)
     await put(store, d)
-    assert await store.contains([a, b, c, d]) == [False, True, True, True]
+    assert await store.contains([a, b, c, d]) == [True, True, False, True]
+    await get(store, a, b, d)
+    await put(store, e)
+    assert await store.contains([a, b, d, e]) == [True, True, False, True]
 
 
 async def test_reading_and_putting_are_uses_and_asking_is_none():
