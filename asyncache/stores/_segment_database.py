@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from asyncache.core import TAG_BYTES
 from asyncache.threads import Stop
 
 _Answer = TypeVar("_Answer")
@@ -40,16 +39,10 @@ _SCHEMA = (
     "CREATE INDEX claim_by_owner ON claim (owner)",
     "CREATE TABLE clock (seq INTEGER NOT NULL)",
     "INSERT INTO clock VALUES (1)",
-    # Pages of each namespace, counted here so that nobody who changes pages forgets to.
+    # Pages of each namespace.
     """CREATE TABLE usage (
     tag BLOB NOT NULL, space INTEGER NOT NULL, pages INTEGER NOT NULL,
     PRIMARY KEY (tag, space)) WITHOUT ROWID""",
-    f"""CREATE TRIGGER page_comes AFTER INSERT ON page BEGIN
-    INSERT INTO usage VALUES (substr(new.hash, 1, {TAG_BYTES}), new.space, 1)
-    ON CONFLICT (tag, space) DO UPDATE SET pages = pages + 1; END""",
-    f"""CREATE TRIGGER page_goes AFTER DELETE ON page BEGIN
-    UPDATE usage SET pages = pages - 1
-    WHERE tag = substr(old.hash, 1, {TAG_BYTES}) AND space = old.space; END""",
 )
 
 

@@ -22,10 +22,10 @@ whoever lacks the first page has none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from asyncache.core import PageHash
+from asyncache.core import TAG_BYTES, PageHash
 from asyncache.stores._segment_database import SegmentDatabase
 
 SLOTS_PER_SEGMENT = 1 << 20
@@ -169,8 +169,10 @@ class SegmentIndex:
                     for at, (page_hash, slot) in enumerate(stored.items())
                 ],
             )
+            late: set[PageHash] = set()
             if num_added < len(stored):
-                self._free_where_others_were_first(space, stored)
+                late = self._free_where_others_were_first(space, stored)
+            self._count(space, stored.keys() - late, 1)
             self._give_back(surplus)
         return set(stored)
 
@@ -195,6 +197,7 @@ class SegmentIndex:
 
     def remove(self, space: int, pages: Sequence[tuple[PageHash, Place]]) -> None:
         """Forget pages, where they are still in these places."""
+        gone: dict[PageHash, int] = {}
         with self._database.change():
             for page_hash, place in pages:
                 if self._database.run(
@@ -204,7 +207,9 @@ class SegmentIndex:
                     page_hash,
                     *place,
                 ):
-                    self._free(space, place.slot)
+                    gone[page_hash] = place.slot
+            self._free((space, slot) for slot in gone.values())
+            self._count(space, gone, -1)
 
     def reclaim(self) -> Counter[int]:
         """Free the claims of processes that are gone; count the slots of each space."""
@@ -302,13 +307,13 @@ class SegmentIndex:
         rows = self._database.all(
             "DELETE FROM page WHERE space = ?1 AND hash IN"
             " (SELECT hash FROM page WHERE space = ?1 AND seq < coalesce(?3, seq + 1)"
-            " ORDER BY seq LIMIT ?2) RETURNING slot",
+            " ORDER BY seq LIMIT ?2) RETURNING slot, hash",
             space,
             count,
             before,
         )
-        for (slot,) in rows:
-            self._free(space, slot)
+        self._free((space, slot) for slot, _ in rows)
+        self._count(space, [page_hash for _, page_hash in rows], -1)
 
     def _assign(self, segment: int, space: int) -> None:
         [(num_slots,)] = self._database.all(
@@ -323,6 +328,13 @@ class SegmentIndex:
 
     def _empty(self, segment: int) -> None:
         first = segment * SLOTS_PER_SEGMENT
+        rows = self._database.all(
+            "SELECT space, hash FROM page WHERE slot BETWEEN ? AND ?",
+            first,
+            first + SLOTS_PER_SEGMENT - 1,
+        )
+        for space in {space for space, _ in rows}:  # one, while nobody tampers
+            self._count(space, [h for home, h in rows if home == space], -1)
         for table in ("page", "free", "claim"):
             self._database.run(
                 f"DELETE FROM {table} WHERE slot BETWEEN ? AND ?",
@@ -342,13 +354,12 @@ class SegmentIndex:
         rows = self._database.all(
             "DELETE FROM claim WHERE owner = ? RETURNING space, slot", owner
         )
-        for space, slot in rows:
-            self._free(space, slot)
+        self._free(rows)
         return Counter(space for space, _ in rows)
 
     def _give_back(self, slots: Sequence[int]) -> None:
-        for slot, space in self._end_claims(slots).items():
-            self._free(space, slot)
+        ended = self._end_claims(slots)
+        self._free((space, slot) for slot, space in ended.items())
 
     def _end_claims(self, slots: Sequence[int]) -> dict[int, int]:
         """Return those that were claimed by us, with the space they were for."""
@@ -367,11 +378,22 @@ class SegmentIndex:
 
     def _free_where_others_were_first(
         self, space: int, stored: dict[PageHash, int]
-    ) -> None:
+    ) -> set[PageHash]:
+        """Return the pages that somebody else stored."""
         there = self.find(space, list(stored))
-        for page_hash, slot in stored.items():
-            if there[page_hash].slot != slot:
-                self._free(space, slot)
+        late = {h for h, slot in stored.items() if there[h].slot != slot}
+        self._free((space, stored[page_hash]) for page_hash in late)
+        return late
 
-    def _free(self, space: int, slot: int) -> None:
-        self._database.run("INSERT INTO free VALUES (?, ?)", space, slot)
+    def _count(self, space: int, pages: Iterable[PageHash], by: int) -> None:
+        """Keep account of how many pages each namespace has."""
+        counts = Counter(page_hash[:TAG_BYTES] for page_hash in pages)
+        self._database.run_many(
+            "INSERT INTO usage VALUES (?, ?, ?)"
+            " ON CONFLICT (tag, space) DO UPDATE SET pages = pages + excluded.pages",
+            [(tag, space, by * count) for tag, count in counts.items()],
+        )
+
+    def _free(self, slots: Iterable[tuple[int, int]]) -> None:
+        """Give slots back, each with the space that it is for."""
+        self._database.run_many("INSERT INTO free VALUES (?, ?)", list(slots))

@@ -119,7 +119,7 @@ async def test_fakes_ask_the_store_inside():
     inner = MemoryStore(2**20)
     await put(inner, keys)
     for store in (FaultyStore(inner), GateStore(inner)):
-        assert await listed(store) == keys
+        assert sorted(await listed(store)) == sorted(keys)
         assert await store.collect_garbage() == 0
 
 
@@ -146,9 +146,10 @@ async def test_memory_lists_no_page_that_is_gone_by_then():
     keys = new_keys(3)
     await put(store, keys)
     left = store.keys()
-    assert await anext(left) == keys[0]
-    await store.remove(keys[1:2])
-    assert [key async for key in left] == keys[2:]
+    keys.remove(await anext(left))
+    gone, stays = keys
+    await store.remove([gone])
+    assert [key async for key in left] == [stays]
 
 
 # Files.
