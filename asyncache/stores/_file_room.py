@@ -85,6 +85,8 @@ class FileRoom:
 
     def leave(self) -> None:
         """Give back what was taken, unless others are at it."""
+        if not self._taken:
+            return
         with self._lock, suppress(OSError), self._held(None) as room:
             left = room.read(self._max_bytes)
             if left is not None:
