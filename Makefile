@@ -16,6 +16,8 @@ PEERS += aiofiles==25.1.0 blake3==1.0.11 cachetools==8.0.2 importlib-metadata==1
 # With RANKS=3 so many ranks in each; without, several as well, and fewer of those.
 SEEDS ?= 3000
 RANKS ?=
+# Processes that run the tests, a file each; 0 for none but pytest's own, as --pdb needs.
+JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -51,7 +53,7 @@ sim: $(VENV)/.cli ## Simulate SEEDS runs in which much goes wrong; RANKS=3 for s
 	$(if $(RANKS),,$(SIM) --ranks 4 --seeds 100 $(SIM_ARGS))
 
 test: $(VENV)/.test ## Run the tests; ARGS go to pytest
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest $(COV) $(ARGS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(COV) $(ARGS)
 
 check: COV = --cov
 check: lint test coverage sim ## Run all that CI runs: lint, test, coverage, sim
