@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from asyncache.core import PageHash, PageKey
-from asyncache.stores import FileStore
+from asyncache.stores import FileStore, Store
 
 
 class HashingStore(FileStore):
-    """Names pages by what Python hashes their names to."""
+    """Names pages by what Python hashes their names to, and cannot list them so."""
+
+    keys = Store.keys
 
     def same(self, key):
         text = "".join(str(hash((key.name, part))) for part in range(8))
