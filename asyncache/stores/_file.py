@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -123,7 +124,7 @@ class FileStore(Store):
     ) -> list[Status]:
         self._check_usable()
         check_batch(keys, targets, layers)
-        statuses = [Status.UNAVAILABLE] * len(keys)
+        statuses, now_ns = [Status.UNAVAILABLE] * len(keys), time.time_ns()
 
         def read(part: range, stop: Stop) -> None:
             space, reader = None, None
@@ -132,7 +133,9 @@ class FileStore(Store):
                 if reader is None or key.space is not space:
                     space = key.space
                     reader = PageReader(self._files(space), layers)
-                statuses[index] = reader.read(key.hash, targets[index])
+                # Of a prefix the first page is used last: it is evicted last.
+                used_ns = now_ns - index
+                statuses[index] = reader.read(key.hash, targets[index], used_ns)
 
         await self._reads.run(read, share(targets, self._num_reads))
         return statuses
@@ -142,7 +145,7 @@ class FileStore(Store):
     ) -> list[Status]:
         self._check_usable()
         check_batch(keys, sources)
-        statuses = [Status.UNAVAILABLE] * len(keys)
+        statuses, now_ns = [Status.UNAVAILABLE] * len(keys), time.time_ns()
         full = threading.Event()
 
         def write(part: range, stop: Stop) -> None:
@@ -150,12 +153,13 @@ class FileStore(Store):
                 key = keys[index]
                 files = self._files(key.space)
                 if files.holds(key.hash):
-                    files.note_use(key.hash, 0.0)
+                    files.note_use(key.hash, now_ns - index)
                     statuses[index] = Status.HIT
                 elif full.is_set():
                     statuses[index] = Status.REJECTED
                 else:
-                    statuses[index] = self._write(key, sources[index], stop)
+                    used_ns = now_ns - index
+                    statuses[index] = self._write(key, sources[index], used_ns, stop)
                     if statuses[index] is Status.REJECTED:
                         full.set()
 
@@ -220,10 +224,12 @@ class FileStore(Store):
         await self._reads.aclose()
         await self._writes.aclose(None if self._room is None else self._room.leave)
 
-    def _write(self, key: PageKey, source: PageBuffers, stop: Stop) -> Status:
+    def _write(
+        self, key: PageKey, source: PageBuffers, used_ns: int, stop: Stop
+    ) -> Status:
         files, room = self._files(key.space), self._room
         if room is None:
-            return files.write(key.hash, source)
+            return files.write(key.hash, source, used_ns)
         num_bytes = files.frame.file_bytes
         try:
             room.take(num_bytes, stop)
@@ -231,7 +237,7 @@ class FileStore(Store):
             return Status.REJECTED
         except OSError:
             return Status.UNAVAILABLE
-        status = files.write(key.hash, source)
+        status = files.write(key.hash, source, used_ns)
         if status is not Status.HIT:
             room.give_back(num_bytes)
         return status

@@ -13,7 +13,6 @@ import errno
 import itertools
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from stat import S_ISREG
@@ -28,7 +27,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MODE = 0o600
 _PRIVATE = 0o700
-_SAME_USE_S = 60.0
+_SAME_USE_NS = 60 * 10**9
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 # What a link, directory, FIFO or socket answers to open and preadv.
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ESPIPE, errno.ENXIO})
@@ -84,11 +83,11 @@ class PageFiles:
             return False
         return found.st_size == self.frame.file_bytes and S_ISREG(found.st_mode)
 
-    def note_use(self, page_hash: PageHash, used_s: float) -> None:
-        """Have a file's time tell of a use, if what it says, ``used_s``, is old."""
-        if self.notes_uses and time.time() - used_s > _SAME_USE_S:
+    def note_use(self, page_hash: PageHash, used_ns: int, last_ns: int = 0) -> None:
+        """Have a file's time tell of a use, if what it says, ``last_ns``, is old."""
+        if self.notes_uses and used_ns - last_ns > _SAME_USE_NS:
             with suppress(OSError):
-                os.utime(self.path(page_hash))
+                os.utime(self.path(page_hash), ns=(used_ns, used_ns))
 
     def remove(self, page_hash: PageHash) -> None:
         """Remove a page, and anything else that has its name, if that can be done."""
@@ -100,14 +99,14 @@ class PageFiles:
                 # What is in it is not ours to delete; the name is ours.
                 os.rename(path, self._new_temporary())
 
-    def write(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
+    def write(self, page_hash: PageHash, buffers: PageBuffers, used_ns: int) -> Status:
         """Write a page that is not there: HIT, REJECTED for no room, or UNAVAILABLE."""
         digests = self.frame.digests(buffers) if self.digests else None
         views = [memoryview(self.frame.head(page_hash, digests)), *buffers]
         temporary = self._new_temporary()
         try:
             try:
-                self._write_temporary(temporary, views)
+                self._write_temporary(temporary, views, used_ns)
                 self._publish(temporary, page_hash)
             except BaseException:
                 with suppress(OSError):
@@ -117,7 +116,9 @@ class PageFiles:
             return Status.REJECTED if error.errno in _NO_ROOM else Status.UNAVAILABLE
         return Status.HIT
 
-    def _write_temporary(self, path: str, views: Sequence[memoryview]) -> None:
+    def _write_temporary(
+        self, path: str, views: Sequence[memoryview], used_ns: int
+    ) -> None:
         try:
             descriptor = os.open(path, _CREATE, _MODE)
         except FileNotFoundError:
@@ -125,6 +126,8 @@ class PageFiles:
             descriptor = os.open(path, _CREATE, _MODE)
         try:
             write_all(descriptor, views, 0)
+            if self.notes_uses:
+                os.utime(descriptor, ns=(used_ns, used_ns))
             if self._durable:
                 os.fdatasync(descriptor)
         finally:
@@ -174,15 +177,15 @@ class PageReader:
             [memoryview(bytearray(1))] if self._layers.stop == frame.num_layers else []
         )
 
-    def read(self, page_hash: PageHash, buffers: PageBuffers) -> Status:
+    def read(self, page_hash: PageHash, buffers: PageBuffers, used_ns: int) -> Status:
         """Read a page's layers: HIT, MISS, UNAVAILABLE, or CORRUPT and removed."""
-        used_s = 0.0
+        last_ns = 0
         try:
             descriptor = os.open(self._files.path(page_hash), _READ)
             try:
                 is_whole = self._fill(descriptor, buffers)
                 if self._files.notes_uses:
-                    used_s = os.fstat(descriptor).st_mtime
+                    last_ns = os.fstat(descriptor).st_mtime_ns
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -193,7 +196,7 @@ class PageReader:
             is_whole = False
         status = self._judge(page_hash, buffers) if is_whole else Status.CORRUPT
         if status is Status.HIT:
-            self._files.note_use(page_hash, used_s)
+            self._files.note_use(page_hash, used_ns, last_ns)
         is_kept = status is Status.MISS and self._files.keeps_plain
         if status is not Status.HIT and not is_kept:
             self._files.remove(page_hash)

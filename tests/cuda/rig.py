@@ -215,7 +215,7 @@ class KeptFiles(FileStore):
         page, directory = bytearray(PAGE_BYTES), f"{self._directory}/{key.space.name}"
         files = PageFiles(directory, "", key.space, digests=True, durable=False)
         reader = PageReader(files, None)
-        status = reader.read(key.hash, [memoryview(page)])
+        status = reader.read(key.hash, [memoryview(page)], used_ns=0)
         assert status in {Status.HIT, Status.MISS}, (key, status)
         return bytes(page) if status is Status.HIT else None
 

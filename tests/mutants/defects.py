@@ -1650,6 +1650,13 @@ self.queues.soon(
         "            pass\n",
     ),
     Defect(
+        "of a prefix in files the first page gives way first",
+        "L4",
+        "stores/_file.py",
+        "self._write(key, sources[index], used_ns, stop)",
+        "self._write(key, sources[index], time.time_ns(), stop)",
+    ),
+    Defect(
         "the youngest pages of a capped directory go first",
         "L3",
         "stores/_file_room.py",

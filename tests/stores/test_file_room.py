@@ -66,6 +66,22 @@ async def test_what_was_used_longest_ago_gives_way(tmp_path):
         assert (await which(store, new))[-1] == 63
 
 
+async def test_of_a_prefix_the_end_gives_way_first(tmp_path):
+    keys = numbered(0, 65)
+    async with FileStore(tmp_path, CAP) as store:
+        await put(store, keys[:64])
+        await put(store, keys[64:])
+        assert await which(store, keys) == [*range(56), 64]
+        # Also of what was read together, a while later.
+        for key in keys:
+            if path_of(tmp_path, key).exists():
+                put_back(tmp_path, key, 1000)
+        assert await get(store, keys[:56]) == [HIT] * 56
+        await put(store, numbered(100, 108))
+        left = await which(store, keys)
+        assert left == list(range(49))
+
+
 async def test_it_is_never_over_its_cap_by_more_than_each_may_take(tmp_path):
     stores = [FileStore(tmp_path, CAP) for _ in range(3)]
     for store in stores:
