@@ -1,9 +1,9 @@
 """Whose turn it is to move bytes: loads before prefetches before offloads.
 
-A turn is a batch, so what somebody waits for waits for a batch at most, and what nobody
-waits for, as long as anything else does. The batches on their way have a bound in
-bytes, of which a batch is left to loads: a store that takes its time to write must not
-keep anyone from reading. Each class may have a bound in bytes a second as well.
+A turn is a batch. The batches on their way have a bound in bytes, of which a batch is
+left to loads: a store that takes its time to write must not keep anyone from reading.
+What nobody waits for gets what is left only while no load is in line. Each class may
+have a bound in bytes a second as well.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+import anyio
+
 from asyncache.core import LoadPlan, Moved, OffloadPlan, PageHash, PageKey
 from asyncache.devices import CpuDevice
 from asyncache.linkers import Outcome, StoreLinker
@@ -161,7 +163,7 @@ async def _server_that_stops() -> list[Row]:
             reading = asyncio.ensure_future(store.get_into(keys, pages.views))
             assert set(await reading) == {Status.UNAVAILABLE}
             reading = asyncio.ensure_future(store.get_into(keys, pages.views))
-            await asyncio.sleep(PAUSED_S / 4)
+            await anyio.wait_all_tasks_blocked()
             with (watch := Stopwatch()):
                 await store.aclose()
             await reading

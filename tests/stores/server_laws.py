@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 import anyio.lowlevel
@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from asyncache.core import PageKey, PageSpace
 from asyncache.stores import PageBuffers, Status, Store
+from asyncache.testing import CancelStyle, cancel_nth
 from asyncache.testing._cancel import Cancellation, cancel_after
 from asyncache.testing._samples import (
     LARGE_SPACE,
@@ -84,6 +85,47 @@ async def a_read_that_is_cancelled_under_a_held_answer_lets_go(
     proxy.calm()
     assert await get(store, keys) == [HIT] * 4
     expect_untouched(targets)
+
+
+async def an_answer_that_comes_byte_by_byte_ends_with_the_time(
+    patient: Store, hasty: Store, proxy: Proxy
+) -> None:
+    """``hasty`` has less time than a page takes, so."""
+    keys = new_keys(2, LARGE_SPACE)
+    async with patient:
+        await put(patient, keys)
+    async with hasty:
+        await returns(hasty, *keys)
+        proxy.drips = True
+        targets = [new_target(key) for key in keys]
+        with anyio.fail_after(GRACE_S):
+            statuses = await hasty.get_into(keys, targets)
+        assert statuses == [Status.UNAVAILABLE] * 2
+        fill(targets, PATTERN)
+        proxy.calm()
+        await returns(hasty, *new_keys(1))
+        expect_untouched(targets)
+
+
+async def opening_may_be_cancelled_and_tried_again(
+    make: Callable[[], Store], style: CancelStyle
+) -> None:
+    class Fresh:
+        async def __aenter__(self) -> Store:
+            self.store = make()
+            return self.store
+
+        async def __aexit__(self, *_: object) -> None:
+            await self.store.aclose()
+
+    async def opens(store: Store) -> None:
+        await store.open()
+
+    async def check(store: Store) -> None:
+        await store.open()
+        assert await put(store, new_keys(1)) == [HIT]
+
+    await cancel_nth(opens, fresh=Fresh, check=check, styles=[style])
 
 
 async def calls_may_be_cancelled_at_any_turn(

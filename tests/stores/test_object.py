@@ -28,7 +28,7 @@ from asyncache.stores import (
     _object_pages,
     _object_reads,
 )
-from asyncache.testing import CancelStyle, cancel_nth, check_store
+from asyncache.testing import CancelStyle, check_store
 from asyncache.testing._samples import (
     LARGE_SPACE,
     SPACE,
@@ -41,6 +41,7 @@ from asyncache.testing._samples import (
 )
 from asyncache.testing._store_tampering import check_tampering
 from tests.servers import free_port
+from tests.stores import server_laws
 from tests.stores.object_server import (
     BUCKET,
     SECRETS,
@@ -616,16 +617,6 @@ async def test_a_directory_that_is_full_rejects(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("style", CancelStyle)
 async def test_opening_may_be_cancelled_and_tried_again(server, style):
-    class Fresh:
-        async def __aenter__(self) -> ObjectStore:
-            self.store = store_at(server.url)
-            return self.store
-
-        async def __aexit__(self, *_: object) -> None:
-            await self.store.aclose()
-
-    async def check(store: ObjectStore) -> None:
-        await store.open()
-        assert await put(store, *new_keys(1)) == [HIT]
-
-    await cancel_nth(ObjectStore.open, fresh=Fresh, check=check, styles=[style])
+    await server_laws.opening_may_be_cancelled_and_tried_again(
+        lambda: store_at(server.url), style
+    )

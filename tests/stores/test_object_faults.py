@@ -198,19 +198,9 @@ async def test_a_put_that_is_cut_at_any_byte_leaves_pages_whole_or_absent(proxy)
 
 
 async def test_an_answer_that_comes_byte_by_byte_ends_with_the_time(proxy):
-    keys = new_keys(2, LARGE_SPACE)
-    async with store_at(proxy.url) as store:
-        await put(store, *keys)
-    async with store_at(proxy.url, timeout_s=0.5) as store:
-        await returns(store, *keys)
-        proxy.drips = True
-        targets = [new_target(key) for key in keys]
-        with anyio.fail_after(GRACE_S):
-            assert await store.get_into(keys, targets) == [UNAVAILABLE] * 2
-        fill(targets, PATTERN)
-        proxy.calm()
-        await returns(store, *new_keys(1))
-        expect_untouched(targets)
+    await server_laws.an_answer_that_comes_byte_by_byte_ends_with_the_time(
+        store_at(proxy.url, timeout_s=60), store_at(proxy.url, timeout_s=0.5), proxy
+    )
 
 
 async def test_a_server_that_is_paused_is_unavailable_in_time_and_close_is_quick(

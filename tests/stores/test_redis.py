@@ -21,7 +21,7 @@ from asyncache.core import (
     StoreError,
 )
 from asyncache.stores import RedisStore as Bare, Status
-from asyncache.testing import CancelStyle, cancel_nth, check_store
+from asyncache.testing import CancelStyle, check_store
 from asyncache.testing._samples import (
     LARGE_SPACE,
     SPACE,
@@ -33,6 +33,7 @@ from asyncache.testing._samples import (
     views,
 )
 from tests.servers import free_port
+from tests.stores import server_laws
 from tests.stores.proxy import Proxy
 from tests.stores.redis_server import running
 
@@ -451,19 +452,9 @@ async def test_connections_and_threads_are_bounded_and_gone_after_close(server):
 
 @pytest.mark.parametrize("style", CancelStyle)
 async def test_opening_may_be_cancelled_and_tried_again(server, style):
-    class Fresh:
-        async def __aenter__(self) -> Bare:
-            self.store = RedisStore(server.url)
-            return self.store
-
-        async def __aexit__(self, *_: object) -> None:
-            await self.store.aclose()
-
-    async def check(store: Bare) -> None:
-        await store.open()
-        assert await put(store, *new_keys(1)) == [HIT]
-
-    await cancel_nth(Bare.open, fresh=Fresh, check=check, styles=[style])
+    await server_laws.opening_may_be_cancelled_and_tried_again(
+        lambda: RedisStore(server.url), style
+    )
 
 
 OTHER_PROCESS = """
