@@ -32,8 +32,9 @@ from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
-from asyncache.stores._segment_index import SLOTS_PER_SEGMENT, SegmentIndex
+from asyncache.stores._segment_index import SegmentIndex
 from asyncache.stores._segment_quotas import Quotas, SegmentQuotas
+from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
 from asyncache.stores._slot_pages import SlotPages
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop, Workers

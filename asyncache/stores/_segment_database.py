@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -32,11 +32,10 @@ _SCHEMA = (
     ) WITHOUT ROWID""",
     "CREATE INDEX page_by_age ON page (space, seq)",
     """CREATE TABLE free (
-    space INTEGER NOT NULL, slot INTEGER NOT NULL UNIQUE,
+    space INTEGER NOT NULL, slot INTEGER NOT NULL,
     PRIMARY KEY (space, slot)) WITHOUT ROWID""",
     """CREATE TABLE claim (
     slot INTEGER PRIMARY KEY, space INTEGER NOT NULL, owner TEXT NOT NULL)""",
-    "CREATE INDEX claim_by_owner ON claim (owner)",
     "CREATE TABLE clock (seq INTEGER NOT NULL)",
     "INSERT INTO clock VALUES (1)",
     # Pages of each namespace.
@@ -55,7 +54,7 @@ class Patience:
 
     def __init__(self) -> None:
         self._is_stuck = False
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
 
     @contextmanager
     def turn(self, stop: Stop, *, waits: bool) -> Iterator[None]:
@@ -153,9 +152,9 @@ class SegmentDatabase:
         """Run a part of a change; return how many rows it changed."""
         return self._connection.execute(query, arguments).rowcount
 
-    def run_many(self, query: str, arguments: Sequence[tuple[object, ...]]) -> int:
-        """Run a part of a change for each of some arguments; count rows likewise."""
-        return self._connection.executemany(query, arguments).rowcount
+    def alone(self, *, waits: bool = True) -> AbstractContextManager[None]:
+        """Have no other thread of the store write until the block is left."""
+        return self._patience.turn(self.stop, waits=waits)
 
     @contextmanager
     def change(self, *, waits: bool = True) -> Iterator[None]:
@@ -164,7 +163,7 @@ class SegmentDatabase:
         def begin() -> None:
             self._connection.execute("BEGIN IMMEDIATE")
 
-        with self._patience.turn(self.stop, waits=waits):
+        with self.alone(waits=waits):
             self._num_changes += 1
             if waits:
                 self._patience.begin(begin, self.stop)
@@ -201,6 +200,11 @@ class SegmentDatabase:
         query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY 1"
         with closing(connection.execute(query)) as cursor:
             return cursor.fetchall()
+
+
+def packed(numbers: Iterable[int]) -> str:
+    """Return a list for ``json_each``, whose keys are the places in it."""
+    return f"[{','.join(map(str, numbers))}]"
 
 
 def is_damage(error: sqlite3.Error) -> bool:

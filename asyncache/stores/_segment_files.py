@@ -18,7 +18,7 @@ from stat import S_ISREG
 from asyncache.stores._abc import PageBuffers
 from asyncache.stores._frame import Frame
 from asyncache.stores._frame_io import read_all, write_all
-from asyncache.stores._segment_index import SLOTS_PER_SEGMENT
+from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
 
 ALIGNMENT = 4096
 _MODE = 0o600

@@ -7,7 +7,6 @@ written at most, and nobody else's pages pay for it but those that made room mea
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from asyncache.core import HASH_BYTES, TAG_BYTES, Namespace, PageHash
@@ -87,18 +86,17 @@ class SegmentQuotas:
         return sum(num_bytes for (num_bytes,) in rows)
 
     def _evict(self, tag: bytes, num_bytes: int) -> None:
-        victims: defaultdict[int, list[tuple[PageHash, Place]]] = defaultdict(list)
-        for space, page_hash, slot, born, size in self._oldest(tag):
-            victims[space].append((page_hash, Place(slot, born)))
+        victims: list[Place] = []
+        for slot, born, size in self._oldest(tag):
+            victims.append(Place(slot, born))
             num_bytes -= size
             if num_bytes <= 0:
                 break
-        for space, pages in victims.items():
-            self._index.remove(space, pages)
+        self._index.remove(victims)
 
-    def _oldest(self, tag: bytes) -> list[tuple[int, PageHash, int, int, int]]:
+    def _oldest(self, tag: bytes) -> list[tuple[int, int, int]]:
         return self._database.all(
-            "SELECT page.space, hash, slot, born, ?1 / slots FROM page"
+            "SELECT slot, born, ?1 / slots FROM page"
             " JOIN space ON id = page.space"
             " WHERE page.space IN (SELECT space FROM usage WHERE tag = ?2)"
             " AND hash BETWEEN ?2 AND ?3 ORDER BY seq",

@@ -25,7 +25,7 @@ from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
 
 # Of a store, so that a small one is not claimed whole.
-_CLAIMED_SHARE = 16
+_CLAIMED_SHARE = 8
 
 # Some 10 MB of them, a thread.
 _MOST_PLACES = 1 << 16
@@ -178,7 +178,7 @@ class SlotPages:
     def remove(self, hashes: Sequence[PageHash]) -> None:
         """Forget pages."""
         if found := self.find(hashes):
-            self._index.remove(self._space, list(found.items()))
+            self._index.remove(found.values())
 
     @property
     def _space(self) -> int:
@@ -271,7 +271,7 @@ class SlotPages:
         if hits:
             self._stock.note_used(self._space, hits[::-1])
         if useless:
-            self._index.remove(self._space, list(useless.items()))
+            self._index.remove(useless.values())
 
     def _find_again(
         self, doubts: Sequence[PageHash], found: dict[PageHash, Place]
@@ -312,30 +312,38 @@ class SlotPages:
 
     def _claim(self, count: int, tell: Callable[[], bool]) -> list[int]:
         space = self._space
-        slots = self._stock.take(space, count)
+        slots: list[int] = []
         try:
-            if len(slots) < count:
-                slots += self._claim_more(count - len(slots))
+            self._claim_more(slots, count)
             # What we hold for other spaces may be what is in the way.
             if len(slots) < count and (
                 others := self._stock.take_surplus(is_over=True)
             ):
                 self._give_back(others)
-                slots += self._claim_more(count - len(slots))
+                self._claim_more(slots, count)
             if len(slots) < count and tell():
-                slots += self._claim_more(count - len(slots))
+                self._claim_more(slots, count)
         except BaseException:
             self._stock.give(space, slots)
             raise
-        slots.sort()  # so that neighbours lie side by side
-        self._stock.give(space, slots[count:])
-        return slots[:count]
+        return sorted(slots)  # so that neighbours lie side by side
 
-    def _claim_more(self, short: int) -> list[int]:
-        num_slots = self._slots.per_segment * self._files.num_segments
-        count = self._stock.num_to_claim(short, num_slots // _CLAIMED_SHARE)
-        with self._telling_uses() as used:
-            return self._index.claim(self._space, count, used)
+    def _claim_more(self, slots: list[int], count: int) -> None:
+        """Add slots up to a number, as far as there are any."""
+        space = self._space
+        slots += self._stock.take(space, count - len(slots))
+        if len(slots) == count:
+            return
+        with self._index.alone():
+            # Another job may have claimed for this one while it waited.
+            slots += self._stock.take(space, count - len(slots))
+            if short := count - len(slots):
+                most = self._slots.per_segment * self._files.num_segments
+                wanted = self._stock.num_to_claim(short, most // _CLAIMED_SHARE)
+                with self._telling_uses() as used:
+                    found = self._index.claim(space, wanted, used)
+                slots += found[:short]
+                self._stock.give(space, found[short:])
 
     def _write_run(self, slot: int, run: Job) -> dict[PageHash, int]:
         """Write pages side by side; return where those are that could be written."""

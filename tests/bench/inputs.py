@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 
-from asyncache.core import AttentionPool, KVLayout
+from asyncache.core import (
+    HASH_BYTES,
+    AttentionPool,
+    KVLayout,
+    PageHash,
+    namespace_tag,
+)
 
 PAGE_TOKENS = 16
+TAG = namespace_tag("bench")
 
 
 def layout(page_bytes: int = 256, num_layers: int = 1) -> KVLayout:
@@ -33,3 +41,8 @@ def tokens(num_tokens: int, seed: int = 0) -> list[int]:
 def packed(num_tokens: int, seed: int = 0) -> bytes:
     """Return random token ids as packed int32."""
     return struct.pack(f"<{num_tokens}i", *tokens(num_tokens, seed))
+
+
+def new_hashes(count: int) -> list[PageHash]:
+    """Return hashes of pages of one namespace that no store has."""
+    return [PageHash(TAG + os.urandom(HASH_BYTES - len(TAG))) for _ in range(count)]

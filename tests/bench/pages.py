@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from typing import Self
 
-from asyncache.core import PageHash, PageKey
+from asyncache.core import PageKey
 from asyncache.devices import CpuDevice
 from asyncache.stores import Status, Store
 from tests.bench import inputs
@@ -48,7 +47,7 @@ class Pages:
         self._folder.cleanup()
 
     def new_keys(self, count: int) -> list[PageKey]:
-        return [PageKey(PageHash(os.urandom(32)), self._space) for _ in range(count)]
+        return [PageKey(one, self._space) for one in inputs.new_hashes(count)]
 
     def mib_per_s(self, seconds: float) -> float:
         return self.num_pages * self.page_bytes / MIB / seconds

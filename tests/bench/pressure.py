@@ -7,7 +7,6 @@ for, of the loop's own next turn, and of a close.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -76,7 +75,7 @@ class _Traffic:
 
     def __init__(self, linker: StoreLinker) -> None:
         self._linker = linker
-        self._hashes = [PageHash(os.urandom(32)) for _ in range(NUM_LOADED)]
+        self._hashes = inputs.new_hashes(NUM_LOADED)
         self._seq = 0
 
     async def fill(self) -> None:
@@ -95,7 +94,7 @@ class _Traffic:
     async def offload_for_ever(self, number: int) -> None:
         first = NUM_LOADED + number * NUM_OFFLOADED
         while True:
-            hashes = [PageHash(os.urandom(32)) for _ in range(NUM_OFFLOADED)]
+            hashes = inputs.new_hashes(NUM_OFFLOADED)
             await self._offload(range(first, first + NUM_OFFLOADED), hashes)
 
     async def _offload(self, pages: range, hashes: list[PageHash]) -> None:

@@ -1930,8 +1930,8 @@ if self._layers.start and not self._frame.are_slices_of(
         "of a prefix the first page gives way first",
         "L4",
         "stores/_segment_index.py",
-        "(space, page_hash, slot, born + len(stored) - 1 - at, born + at)",
-        "(space, page_hash, slot, born + at, born + at)",
+        "?4 - key, ?5 + key",
+        "?5 + key, ?5 + key",
     ),
     Defect(
         "of a prefix that was read the first page gives way first",
@@ -1974,7 +1974,7 @@ if self._layers.start and not self._frame.are_slices_of(
     Defect(
         "claims of the dead are kept",
         "L3",
-        "stores/_segment_index.py",
+        "stores/_segment_room.py",
         "if owner != self._owner and not self._is_alive(owner):",
         "if owner == '' and not self._is_alive(owner):",
     ),
@@ -2002,9 +2002,9 @@ if self._layers.start and not self._frame.are_slices_of(
     Defect(
         "eviction takes the newest page",
         "L8",
-        "stores/_segment_index.py",
-        "ORDER BY seq LIMIT ?2) RETURNING slot",
-        "ORDER BY seq DESC LIMIT ?2) RETURNING slot",
+        "stores/_segment_room.py",
+        "ORDER BY seq LIMIT ?2)",
+        "ORDER BY seq DESC LIMIT ?2)",
     ),
     Defect(
         "a page is evicted before its last use is told of",
@@ -2021,7 +2021,7 @@ if self._layers.start and not self._frame.are_slices_of(
     Defect(
         "a segment is taken from under a writer",
         "L2",
-        "stores/_segment_index.py",
+        "stores/_segment_room.py",
         "home NOT IN (SELECT slot / ?2 FROM claim)",
         "home NOT IN (SELECT slot / ?2 FROM claim WHERE space != ?1)",
     ),

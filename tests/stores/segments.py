@@ -19,7 +19,7 @@ from asyncache.stores import (
     Store,
     _segment_files as segment_files,
 )
-from asyncache.stores._segment_index import SLOTS_PER_SEGMENT
+from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
 from asyncache.testing._samples import SPACE, content, new_source, new_target
 
 # A slot each.

@@ -829,7 +829,7 @@ async def test_what_cannot_be_looked_up_again_is_no_hit(tmp_path, monkeypatch):
         original, calls = segment_database.SegmentDatabase.all, []
 
         def fail_second(database, query, *arguments):
-            if "FROM page" in query:
+            if "page WHERE space" in query:
                 calls.append(query)
                 if len(calls) == 2:
                     raise sqlite3.OperationalError("disk I/O error")

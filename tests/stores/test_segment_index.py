@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from asyncache.core import PageHash
 from asyncache.stores._segment_database import Patience, SegmentDatabase
-from asyncache.stores._segment_index import SLOTS_PER_SEGMENT, SegmentIndex
+from asyncache.stores._segment_index import SegmentIndex
+from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
 from tests.stores.segments import check_index, index_of
 
 NUM_SLOTS = {1: 4, 2: 4, 3: 2}
@@ -218,11 +219,11 @@ class IndexMachine(RuleBasedStateMachine):
         found = self.indices[owner].find(space, hashes)
         expected = {h for h in hashes if (space, h) in self.model.pages}
         assert set(found) == expected
-        self.indices[owner].remove(space, list(found.items()))
+        self.indices[owner].remove(found.values())
         for page_hash in found:
             self.model.free.add(self.model.pages.pop((space, page_hash)))
         # What is not in its place any more is not removed again.
-        self.indices[owner].remove(space, list(found.items()))
+        self.indices[owner].remove(found.values())
 
     @precondition(lambda self: len(self.model.alive) > 1)
     @rule(owner=consumes(owners), is_killed=st.booleans(), used=USES)
