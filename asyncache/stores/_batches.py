@@ -22,13 +22,16 @@ def until(stop: Stop, part: range) -> Iterator[int]:
         yield index
 
 
-def share(pages: Sequence[PageBuffers], num_threads: int) -> list[range]:
+def share(
+    pages: Sequence[PageBuffers], num_threads: int, *, rounds: int = 1
+) -> list[range]:
     """Cut a batch into jobs for threads that do nothing but move bytes.
 
-    More of them than there are cores would only wait for one another.
+    More threads than there are cores would only wait for one another. In two rounds
+    one that began late has less to do in the second.
     """
     num_bytes = sum(map(len, itertools.chain.from_iterable(pages)))
-    num_jobs = max(1, min(num_threads, len(os.sched_getaffinity(0))))
+    num_jobs = rounds * max(1, min(num_threads, len(os.sched_getaffinity(0))))
     return split(pages, max(_JOB_BYTES, -(-num_bytes // num_jobs)))
 
 

@@ -231,8 +231,10 @@ class SegmentStore(Store):
                 pages.settle(stop)
 
         self._stock.expect(len(keys))
+        # One of the first to begin claims for all, and the others wait for that.
+        parts = share(sources, self._num_writes, rounds=2)
         try:
-            await self._run(self._writes, write, keys, share(sources, self._num_writes))
+            await self._run(self._writes, write, keys, parts)
         finally:
             self._stock.expect(-batch.num_left)
             for written in batch.take().values():

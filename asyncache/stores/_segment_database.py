@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from asyncache.stores._segment_version import Version
 from asyncache.threads import Stop
 
 _Answer = TypeVar("_Answer")
@@ -99,20 +100,24 @@ class SegmentDatabase:
 
     Args:
         path: The database, a file that exists.
+        version: Told of each change.
         patience: Shared by all threads of the store.
         durable: Whether a commit waits for the disk.
 
     Attributes:
         stop: Set when nobody waits any more for what this thread does.
+        version: What it was told.
 
     Raises:
         sqlite3.Error: If it cannot be used.
     """
 
-    def __init__(self, path: str, patience: Patience, *, durable: bool = False) -> None:
+    def __init__(
+        self, path: str, version: Version, patience: Patience, *, durable: bool = False
+    ) -> None:
         self.stop = Stop()
+        self.version = version
         self._patience = patience
-        self._num_changes = 0
         # Closed by another thread than the one that used it, once that has ended.
         self._connection = sqlite3.connect(
             f"file:{quote(path)}?mode=rw",
@@ -141,13 +146,6 @@ class SegmentDatabase:
 
         return wait(attempt, WAIT_S, self.stop)
 
-    @property
-    def version(self) -> tuple[int, int]:
-        """What changes with each change of anybody."""
-        # SQLite tells of those of other connections only.
-        [(version,)] = self.all("PRAGMA data_version")
-        return int(version), self._num_changes
-
     def run(self, query: str, *arguments: object) -> int:
         """Run a part of a change; return how many rows it changed."""
         return self._connection.execute(query, arguments).rowcount
@@ -164,14 +162,14 @@ class SegmentDatabase:
             self._connection.execute("BEGIN IMMEDIATE")
 
         with self.alone(waits=waits):
-            self._num_changes += 1
             if waits:
                 self._patience.begin(begin, self.stop)
             else:
                 begin()
             try:
                 yield
-                self._connection.execute("COMMIT")
+                with self.version.changing():
+                    self._connection.execute("COMMIT")
             except BaseException:
                 # Some errors of a disk have ended it already.
                 if self._connection.in_transaction:

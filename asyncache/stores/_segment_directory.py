@@ -3,7 +3,8 @@
 ::
 
     asyncache.json   what the directory is
-    lock             shared by all users; exclusive while one that is alone sets up
+    lock             shared by all users; exclusive while one that is alone sets up.
+                     In it, a number that changes with the index
     index.db         which page is where
     owners/          a locked file for each user
     000000.seg ...   the segments
@@ -28,9 +29,10 @@ from asyncache.stores._segment_census import SegmentUsage, spaces, usage
 from asyncache.stores._segment_database import Patience, SegmentDatabase, is_damage
 from asyncache.stores._segment_files import SegmentFiles, slot_bytes
 from asyncache.stores._segment_index import SegmentIndex
+from asyncache.stores._segment_version import Version
 from asyncache.threads import Stop
 
-FORMAT = "asyncache segments 2"
+FORMAT = "asyncache segments 3"
 _LOG = logging.getLogger("asyncache")
 _PRIVATE = 0o700
 _MODE = 0o600
@@ -140,7 +142,10 @@ class SegmentDirectory:
 
     def _connect(self) -> SegmentDatabase:
         return SegmentDatabase(
-            str(self._root / "index.db"), self._patience, durable=self._durable
+            str(self._root / "index.db"),
+            Version(self._lock),
+            self._patience,
+            durable=self._durable,
         )
 
     # Coming in.

@@ -177,9 +177,9 @@ class SegmentIndex:
         return set(stored)
 
     @property
-    def version(self) -> tuple[int, int]:
-        """What changes with each change of anybody."""
-        return self._database.version
+    def version(self) -> int | None:
+        """What changes with each change of anybody; None while there is one."""
+        return self._database.version.read()
 
     def alone(self) -> AbstractContextManager[None]:
         """Have no other thread of this process change anything until it is left."""

@@ -76,15 +76,14 @@ class SlotPages:
         self._keeps_plain = keeps_plain
         self._name = space.name
         self._known: int | None = None
-        self._seen: tuple[int, int] | None = None
+        self._seen: int | None = None
         self._places: dict[PageHash, Place] = {}
         """Where some pages are, for as long as the index is as it was seen."""
 
     def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
         """Return the places of those that are stored."""
-        now = self._index.version
-        if now != self._seen or len(self._places) > _MOST_PLACES:
-            self._places, self._seen = {}, now
+        if not self._is_as_seen or len(self._places) > _MOST_PLACES:
+            self._places, self._seen = {}, self._index.version
         if self._known is None:
             self._known = self._index.space(self._name)
         if self._known is None:
@@ -126,25 +125,30 @@ class SlotPages:
             for place, _, _ in job:
                 statuses[place] = Status.REJECTED
             return []
-        there = self.find([page_hash for _, page_hash, _ in job])
-        outcomes = dict.fromkeys(there, Status.HIT)
-        if there:
-            self._stock.note_used(self._space, list(there)[::-1])
-        missing = {h: buffers for _, h, buffers in job if h not in there}
-        for page_hash in list(missing):
-            if not self._quotas.allows(page_hash, self._slots.num_bytes):
-                outcomes[page_hash] = Status.REJECTED
-                del missing[page_hash]
-        slots: dict[PageHash, int] = {}
+        outcomes: dict[PageHash, Status] = {}
+        slots: list[int] = []
+        written: dict[PageHash, int] = {}
         try:
-            if missing:
-                slots = self._fill(missing, outcomes, stop, tell)
+            # Jobs of one put begin together: each that asks makes all of them slower,
+            # and the first one claims for all.
+            with self._index.alone():
+                missing = self._missing(job, outcomes)
+                self._claim(slots, len(missing))
+            if len(slots) < len(missing) and tell():
+                self._claim_more(slots, len(missing))
+            for page_hash in list(missing)[len(slots) :]:
+                outcomes[page_hash] = Status.REJECTED
+            written = self._fill(slots, missing, stop)
         finally:
-            places: defaultdict[PageHash, list[int]] = defaultdict(list)
-            for place, page_hash, _ in job:
-                statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
-                places[page_hash].append(place)
-        return [Written(h, self._space, s, places[h]) for h, s in slots.items()]
+            if slots:
+                self._stock.give(
+                    self._space, sorted(set(slots) - set(written.values()))
+                )
+        places: defaultdict[PageHash, list[int]] = defaultdict(list)
+        for place, page_hash, _ in job:
+            statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
+            places[page_hash].append(place)
+        return [Written(h, self._space, s, places[h]) for h, s in written.items()]
 
     def publish(self, written: Sequence[Written], statuses: list[Status]) -> None:
         """Tell of pages that are in their slots, and say what came of that."""
@@ -179,6 +183,11 @@ class SlotPages:
         """Forget pages."""
         if found := self.find(hashes):
             self._index.remove(found.values())
+
+    @property
+    def _is_as_seen(self) -> bool:
+        """Whether nobody has changed the index since it was seen."""
+        return self._seen is not None and self._seen == self._index.version
 
     @property
     def _space(self) -> int:
@@ -277,7 +286,7 @@ class SlotPages:
         self, doubts: Sequence[PageHash], found: dict[PageHash, Place]
     ) -> dict[PageHash, Place]:
         """Return where pages are now."""
-        return found if self._index.version == self._seen else self.find(doubts)
+        return found if self._is_as_seen else self.find(doubts)
 
     def _is_certain(self, status: Status) -> bool:
         """Whether a status holds, whatever became of the slot since the first look."""
@@ -287,54 +296,48 @@ class SlotPages:
 
     # Writing.
 
+    def _missing(
+        self, job: Job, outcomes: dict[PageHash, Status]
+    ) -> dict[PageHash, PageBuffers]:
+        """Return the pages to write, and say what came of the others."""
+        there = self.find([page_hash for _, page_hash, _ in job])
+        outcomes.update(dict.fromkeys(there, Status.HIT))
+        if there:
+            self._stock.note_used(self._space, list(there)[::-1])
+        missing = {h: buffers for _, h, buffers in job if h not in there}
+        for page_hash in list(missing):
+            if not self._quotas.allows(page_hash, self._slots.num_bytes):
+                outcomes[page_hash] = Status.REJECTED
+                del missing[page_hash]
+        return missing
+
     def _fill(
-        self,
-        missing: dict[PageHash, PageBuffers],
-        outcomes: dict[PageHash, Status],
-        stop: Stop,
-        tell: Callable[[], bool],
+        self, slots: Sequence[int], missing: dict[PageHash, PageBuffers], stop: Stop
     ) -> dict[PageHash, int]:
-        """Write pages into claimed slots; return where those are that are whole."""
-        slots = self._claim(len(missing), tell)
+        """Write pages into slots; return where those are that are whole."""
         items = [(0, page_hash, buffers) for page_hash, buffers in missing.items()]
-        for _, page_hash, _ in items[len(slots) :]:
-            outcomes[page_hash] = Status.REJECTED
-        layers = range(self._frame.num_layers)
+        # Neighbours lie side by side.
+        there = zip(sorted(slots), items, strict=False)
         written: dict[PageHash, int] = {}
-        try:
-            for slot, run in self._runs(zip(slots, items, strict=False), layers):
-                if stop.is_set():
-                    break
-                written.update(self._write_run(slot, run))
-        finally:
-            self._stock.give(self._space, sorted(set(slots) - set(written.values())))
+        for slot, run in self._runs(there, range(self._frame.num_layers)):
+            if stop.is_set():
+                break
+            written.update(self._write_run(slot, run))
         return written
 
-    def _claim(self, count: int, tell: Callable[[], bool]) -> list[int]:
-        space = self._space
-        slots: list[int] = []
-        try:
+    def _claim(self, slots: list[int], count: int) -> None:
+        """Add slots up to a number, as far as there are any."""
+        self._claim_more(slots, count)
+        # What we hold for other spaces may be what is in the way.
+        if len(slots) < count and (others := self._stock.take_surplus(is_over=True)):
+            self._give_back(others)
             self._claim_more(slots, count)
-            # What we hold for other spaces may be what is in the way.
-            if len(slots) < count and (
-                others := self._stock.take_surplus(is_over=True)
-            ):
-                self._give_back(others)
-                self._claim_more(slots, count)
-            if len(slots) < count and tell():
-                self._claim_more(slots, count)
-        except BaseException:
-            self._stock.give(space, slots)
-            raise
-        return sorted(slots)  # so that neighbours lie side by side
 
     def _claim_more(self, slots: list[int], count: int) -> None:
-        """Add slots up to a number, as far as there are any."""
-        space = self._space
-        slots += self._stock.take(space, count - len(slots))
         if len(slots) == count:
             return
         with self._index.alone():
+            space = self._space
             # Another job may have claimed for this one while it waited.
             slots += self._stock.take(space, count - len(slots))
             if short := count - len(slots):

@@ -1898,20 +1898,34 @@ if self._layers.start and not self._frame.are_slices_of(
         "L1",
         "stores/_slot_pages.py",
         """\
-                written.update(self._write_run(slot, run))
+            written.update(self._write_run(slot, run))
 """,
         """\
-                told = [(item[1], slot + at) for at, item in enumerate(run)]
-                self._index.publish(self._space, told)
-                outcomes.update(dict.fromkeys(self._write_run(slot, run), Status.HIT))
+            told = [(item[1], slot + at) for at, item in enumerate(run)]
+            self._index.publish(self._space, told)
+            self._write_run(slot, run)
 """,
     ),
     Defect(
         "where a page was is where it is, whoever changed the index",
         "L7",
         "stores/_slot_pages.py",
-        "if now != self._seen or len(self._places) > _MOST_PLACES:",
+        "if not self._is_as_seen or len(self._places) > _MOST_PLACES:",
         "if len(self._places) > _MOST_PLACES:",
+    ),
+    Defect(
+        "what was seen in the middle of a commit holds after it",
+        "L7",
+        "stores/_segment_version.py",
+        "        self._write(odd)\n        try:",
+        "        try:",
+    ),
+    Defect(
+        "a commit cut short is a version to rely on",
+        "L7",
+        "stores/_segment_version.py",
+        "return None if number % 2 else number",
+        "return number",
     ),
     Defect(
         "a page that cannot be written costs those beside it their places",
@@ -1944,7 +1958,7 @@ if self._layers.start and not self._frame.are_slices_of(
         "what a put has not told of yet is in its own way",
         "L4",
         "stores/_slot_pages.py",
-        "if len(slots) < count and tell():",
+        "if len(slots) < len(missing) and tell():",
         "if len(slots) < 0 and tell():",
     ),
     Defect(

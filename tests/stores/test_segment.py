@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import sqlite3
 import tempfile
@@ -23,6 +22,7 @@ from asyncache.stores import (
     Status,
     _segment_database as segment_database,
     _segment_files as segment_files,
+    _segment_version as segment_version,
 )
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import Slots
@@ -837,9 +837,7 @@ async def test_what_cannot_be_looked_up_again_is_no_hit(tmp_path, monkeypatch):
 
         monkeypatch.setattr(segment_database.SegmentDatabase, "all", fail_second)
         # As if others changed something all the time.
-        version = property(lambda _: (next(versions), 0))
-        versions = itertools.count()
-        monkeypatch.setattr(segment_database.SegmentDatabase, "version", version)
+        monkeypatch.setattr(segment_version.Version, "read", lambda _: None)
         assert await get(store, keys) == [UNAVAILABLE] * 2
         assert await get(store, keys) == [HIT] * 2
 

@@ -22,6 +22,7 @@ from asyncache.core import PageHash
 from asyncache.stores._segment_database import Patience, SegmentDatabase
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
+from asyncache.stores._segment_version import Version
 from tests.stores.segments import check_index, index_of
 
 NUM_SLOTS = {1: 4, 2: 4, 3: 2}
@@ -129,6 +130,7 @@ class IndexMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="asyncache-index-"))
         (self.folder / "index.db").touch()
+        self.lock = (self.folder / "lock").open("w+b")
         self.model = Model()
         self.databases: dict[str, SegmentDatabase] = {}
         self.indices: dict[str, SegmentIndex] = {}
@@ -137,6 +139,7 @@ class IndexMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for database in self.databases.values():
             database.close()
+        self.lock.close()
         shutil.rmtree(self.folder)
 
     @initialize(num_segments=st.integers(1, 4), target=owners)
@@ -156,7 +159,8 @@ class IndexMachine(RuleBasedStateMachine):
     def arrive(self) -> str:
         self.num_owners += 1
         owner = f"owner {self.num_owners}"
-        database = SegmentDatabase(str(self.folder / "index.db"), Patience())
+        version = Version(self.lock.fileno())
+        database = SegmentDatabase(str(self.folder / "index.db"), version, Patience())
         self.databases[owner] = database
         self.indices[owner] = SegmentIndex(
             database, owner, self.model.alive.__contains__
