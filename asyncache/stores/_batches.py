@@ -17,6 +17,7 @@ _JOB_BYTES = 4 * 2**20
 def until(stop: Stop, part: range) -> Iterator[int]:
     """Yield the pages of a job, as long as anybody waits for them."""
     for index in part:
+        stop.pause()
         if stop.is_set():
             return
         yield index

@@ -95,7 +95,9 @@ class CodedStore(Store, ABC):
         self._inner = inner
         self._codec = codec
         self._reads = Workers(num_threads, "asyncache-decode", owner="store")
-        self._writes = Workers(-(-num_threads // 2), "asyncache-encode", owner="store")
+        self._writes = Workers(
+            -(-num_threads // 2), "asyncache-encode", owner="store", after=self._reads
+        )
         self._spaces: dict[PageSpace, list[PageSpace]] = {}
         self._is_closed = False
 

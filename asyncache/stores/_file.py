@@ -79,7 +79,9 @@ class FileStore(Store):
         self._creates = create
         self._num_reads, self._num_writes = num_threads, -(-num_threads // 2)
         self._reads = Workers(self._num_reads, "asyncache-read", owner="store")
-        self._writes = Workers(self._num_writes, "asyncache-write", owner="store")
+        self._writes = Workers(
+            self._num_writes, "asyncache-write", owner="store", after=self._reads
+        )
         self._temporary: str | None = None
         self._room: FileRoom | None = None
         self._spaces: dict[PageSpace, PageFiles] = {}

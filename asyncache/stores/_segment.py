@@ -126,7 +126,9 @@ class SegmentStore(Store):
         self._direct = direct
         self._num_reads, self._num_writes = num_threads, -(-num_threads // 2)
         self._reads = Workers(self._num_reads, "asyncache-read", owner="store")
-        self._writes = Workers(self._num_writes, "asyncache-write", owner="store")
+        self._writes = Workers(
+            self._num_writes, "asyncache-write", owner="store", after=self._reads
+        )
         self._directory: SegmentDirectory | None = None
         self._stock = Stock(notes_uses=max_bytes is not None)
         self._local = threading.local()
@@ -226,6 +228,7 @@ class SegmentStore(Store):
                 self._stock.expect(-len(run))
                 is_last = batch.count_down(len(run))
                 if is_last or stop.is_set():
+                    stop.pause()
                     tell(stop)
             if is_last or stop.is_set():
                 pages.settle(stop)
@@ -287,6 +290,7 @@ class SegmentStore(Store):
         def job(part: range, stop: Stop) -> None:
             try:
                 for run in runs(keys, part):
+                    stop.pause()
                     if not stop.is_set():
                         work(self._pages(keys[run[0]].space, stop), run, stop)
             except sqlite3.ProgrammingError:

@@ -320,6 +320,7 @@ class SlotPages:
         there = zip(sorted(slots), items, strict=False)
         written: dict[PageHash, int] = {}
         for slot, run in self._runs(there, range(self._frame.num_layers)):
+            stop.pause()
             if stop.is_set():
                 break
             written.update(self._write_run(slot, run))

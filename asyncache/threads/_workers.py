@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,11 +24,21 @@ from asyncache.threads._outlast import outlast
 _Part = TypeVar("_Part")
 
 
-class Stop(threading.Event):
-    """Set when a job should end at its next page: nobody waits for its answer."""
+# How long jobs wait for others without a break, and how long they do not wait then.
+_PATIENCE_S = 0.02
+_IMPATIENT_S = 0.005
 
-    def __init__(self) -> None:
+
+class Stop(threading.Event):
+    """Set when a job should end at its next page: nobody waits for its answer.
+
+    Args:
+        after: Whose jobs come first.
+    """
+
+    def __init__(self, after: Workers | None = None) -> None:
         super().__init__()
+        self._after = after
         self._guard = threading.Lock()
         self._interrupts: list[Callable[[], None]] = []
 
@@ -36,6 +47,11 @@ class Stop(threading.Event):
         with self._guard:
             for interrupt in self._interrupts:
                 interrupt()
+
+    def pause(self) -> None:
+        """Let jobs pass that come first. To be called between two pages."""
+        if self._after is not None:
+            self._after.let_pass()
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
@@ -65,12 +81,20 @@ class Workers:
         num_threads: Threads that run jobs at the same time.
         name: What the threads are called.
         owner: What is closed when they are, for the error of a later call.
+        after: Whose jobs come first: between two pages these wait for those, as long
+            as there is now and then a moment without any.
     """
 
-    def __init__(self, num_threads: int, name: str, *, owner: str) -> None:
+    def __init__(
+        self, num_threads: int, name: str, *, owner: str, after: Workers | None = None
+    ) -> None:
         self._owner = owner
+        self._after = after
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._running: set[Stop] = set()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._impatient_until_s = 0.0
         self._closed = False
 
     def check_open(self) -> None:
@@ -95,8 +119,7 @@ class Workers:
             ClosedError: If the workers are closed.
         """
         self.check_open()
-        stop, futures = Stop(), list[Future[None]]()
-        self._running.add(stop)
+        stop, futures = self._begin(), list[Future[None]]()
 
         def drop() -> None:
             stop.set()
@@ -112,7 +135,7 @@ class Workers:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._running.discard(stop)
+            self._end(stop)
             if not all(future.done() for future in futures):
                 # The coroutine was thrown away, by close() or by a dead loop: nothing
                 # can be awaited any more, and only blocking keeps the rule.
@@ -121,6 +144,24 @@ class Workers:
         for future in futures:
             if not future.cancelled():
                 future.result()
+
+    def _begin(self) -> Stop:
+        stop = Stop(self._after)
+        self._running.add(stop)
+        self._idle.clear()
+        return stop
+
+    def _end(self, stop: Stop) -> None:
+        self._running.discard(stop)
+        if not self._running:
+            self._idle.set()
+
+    def let_pass(self) -> None:
+        """Wait until none of these jobs is left, but not for long. On any thread."""
+        if self._idle.is_set() or time.monotonic() < self._impatient_until_s:
+            return
+        if not self._idle.wait(_PATIENCE_S):
+            self._impatient_until_s = time.monotonic() + _IMPATIENT_S
 
     async def aclose(self, last: Callable[[], None] | None = None) -> None:
         """Stop all jobs and return when no thread is left.

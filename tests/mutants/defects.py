@@ -1892,6 +1892,27 @@ if self._layers.start and not self._frame.are_slices_of(
         "return self._secrets.get(key.tag, self._every)",
         "return self._every or next(iter(self._secrets.values()))",
     ),
+    Defect(
+        "who writes pages goes on while others read",
+        "L8",
+        "stores/_batches.py",
+        "        stop.pause()\n",
+        "",
+    ),
+    Defect(
+        "a read that hangs keeps every write",
+        "L4",
+        "threads/_workers.py",
+        "if not self._idle.wait(_PATIENCE_S):",
+        "if not self._idle.wait():",
+    ),
+    Defect(
+        "a read that hangs delays each page that is written",
+        "L4",
+        "threads/_workers.py",
+        "if self._idle.is_set() or time.monotonic() < self._impatient_until_s:",
+        "if self._idle.is_set():",
+    ),
     # A store that processes share.
     Defect(
         "a page is told of before its bytes are in place",

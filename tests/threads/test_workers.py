@@ -9,10 +9,11 @@ from contextlib import suppress
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from asyncache.core import ClosedError
-from asyncache.threads import Stop, Workers
+from asyncache.threads import Stop, Workers, _workers as workers_module
 
 
 class Held:
@@ -296,3 +297,63 @@ async def test_the_last_thing_is_done_when_no_job_runs_any_more(is_cancelled):
     await over.wait()
     assert num_running == [0]
     await workers.aclose()
+
+
+# Whose jobs come first.
+
+
+class Rivals:
+    """Jobs that come first, which run until let go, and those that wait for them."""
+
+    def __init__(self) -> None:
+        self.first = Workers(1, "first", owner="store")
+        self.second = Workers(1, "second", owner="store", after=self.first)
+        self.let_go = threading.Event()
+        self.at_pause = threading.Event()
+        self.order: list[str] = []
+
+    def hold(self, part: int, stop: Stop) -> None:
+        self.let_go.wait(30)
+        self.order.append("first")
+
+    def pause(self, part: int, stop: Stop) -> None:
+        self.at_pause.set()
+        stop.pause()
+        self.order.append("second")
+
+    async def aclose(self) -> None:
+        self.let_go.set()
+        await self.second.aclose()
+        await self.first.aclose()
+
+
+async def test_a_pause_lasts_until_no_job_is_left_that_comes_first(monkeypatch):
+    monkeypatch.setattr(workers_module, "_PATIENCE_S", 600.0)
+    rivals = Rivals()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rivals.first.run, rivals.hold, [0, 1])
+        await anyio.lowlevel.checkpoint()
+        tasks.start_soon(rivals.second.run, rivals.pause, [0])
+        await anyio.to_thread.run_sync(rivals.at_pause.wait)
+        rivals.let_go.set()
+    assert rivals.order == ["first", "first", "second"]
+    # And is none where there is nobody.
+    await rivals.second.run(rivals.pause, [0])
+    await rivals.first.run(lambda _, stop: stop.pause(), [0])
+    await rivals.aclose()
+
+
+async def test_a_pause_ends_however_long_others_run(monkeypatch):
+    monkeypatch.setattr(workers_module, "_PATIENCE_S", 0.001)
+    rivals = Rivals()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rivals.first.run, rivals.hold, [0])
+        await anyio.lowlevel.checkpoint()
+        await rivals.second.run(rivals.pause, [0])
+        # Who has waited so long does not at the next page.
+        monkeypatch.setattr(workers_module, "_PATIENCE_S", 600.0)
+        rivals.first._impatient_until_s += 600.0
+        await rivals.second.run(rivals.pause, [0])
+        rivals.let_go.set()
+    assert rivals.order == ["second", "second", "first"]
+    await rivals.aclose()
