@@ -3,13 +3,18 @@
 Pointers that were read are remembered, so that the load that follows a lookup needs no
 more than the bytes. One that is out of date does no harm: what it leads to is gone, or
 verified; and a page that was removed meanwhile is what it was.
+
+So are pages that were not there, for a moment: the put that follows a lookup need not
+ask again. Who was wrong sends bytes for nothing, for no page is made over another.
 """
 
 from __future__ import annotations
 
 from binascii import unhexlify
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import anyio
 
 from asyncache.core import PageHash, PageKey, PageSpace
 from asyncache.stores._abc import Status
@@ -18,8 +23,13 @@ from asyncache.stores._object_pages import POINTER_BYTES, Pointer, Shelf
 
 # Some 20 MB of them.
 _MAX_POINTERS = 65_536
+# As long as a prompt's prefill takes. Others who compute the same pages may be first
+# with them, and who asks sends nothing then.
+_MISSING_S = 10.0
 # Where the digits of the hash are in "hh/hash.at".
 _HASH = slice(3, 67)
+
+_Known = TypeVar("_Known")
 
 
 class Place(NamedTuple):
@@ -66,6 +76,8 @@ class Catalog:
         self._checksums = checksums
         self._shelves: dict[PageSpace, Shelf] = {}
         self._pointers: OrderedDict[PageKey, Pointer] = OrderedDict()
+        self._missing: OrderedDict[PageKey, float] = OrderedDict()
+        """Pages that were not there, and until when that is believed."""
 
     def shelf(self, space: PageSpace) -> Shelf:
         """Return how the pages of a space are kept."""
@@ -116,18 +128,24 @@ class Catalog:
         else:
             status = await self.bucket.has(self.path(key), shelf.frame.file_bytes)
             found = Found(status, self.place(key))
+        self._missing.pop(key, None)
         if found.status is Status.CORRUPT:
             await self.drop(key)
         elif found.status is Status.MISS:
             self.forget(key)
+            _remember(self._missing, key, anyio.current_time() + _MISSING_S)
         return found
+
+    def pop_missing(self, key: PageKey) -> bool:
+        """Return whether a page was not there a moment ago; the next time, no more."""
+        return self._missing.pop(key, 0.0) > anyio.current_time()
 
     async def publish(self, key: PageKey, pointer: Pointer) -> Made:
         """Point at a page of a pack, unless somebody else's is there."""
         data = self.shelf(key.space).pack_pointer(key.hash, pointer)
         made = await self.bucket.make(self.path(key), data)
         if made is Made.NOW:
-            self._remember(key, pointer)
+            _remember(self._pointers, key, pointer)
         return made
 
     async def drop(self, key: PageKey) -> None:
@@ -151,14 +169,17 @@ class Catalog:
         pointer = shelf.unpack_pointer(key.hash, bytes(parts[0]))
         if pointer is None:
             return Found(Status.CORRUPT)
-        self._remember(key, pointer)
+        _remember(self._pointers, key, pointer)
         return Found(status, self._pointed_at(pointer))
 
     def _pointed_at(self, pointer: Pointer) -> Place:
         return Place(self.pack_path(pointer.pack), pointer.start, is_alone=False)
 
-    def _remember(self, key: PageKey, pointer: Pointer) -> None:
-        self._pointers[key] = pointer
-        self._pointers.move_to_end(key)
-        if len(self._pointers) > _MAX_POINTERS:
-            self._pointers.popitem(last=False)
+
+def _remember(
+    memory: OrderedDict[PageKey, _Known], key: PageKey, known: _Known
+) -> None:
+    memory[key] = known
+    memory.move_to_end(key)
+    if len(memory) > _MAX_POINTERS:
+        memory.popitem(last=False)

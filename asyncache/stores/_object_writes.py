@@ -58,16 +58,17 @@ class Writing:
 
     async def run(self) -> None:
         """Write; cancelled, it leaves the status of a page that it did not reach."""
-        new: set[PageKey] = set()
+        new = set(filter(self._catalog.pop_missing, self._found))
 
         async def look(key: PageKey) -> None:
             status, _ = await self._catalog.look(key)
             if status in {Status.MISS, Status.CORRUPT}:
+                self._catalog.pop_missing(key)
                 new.add(key)
             else:
                 self._found[key] = status
 
-        await self._lane.each(list(self._found), look)
+        await self._lane.each([key for key in self._found if key not in new], look)
         groups = self._grouped(key for key in self._found if key in new)
         await self._lane.spread(groups, self._store)
 

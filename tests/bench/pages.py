@@ -60,9 +60,9 @@ class Pages:
         assert statuses == [Status.HIT] * self.num_pages
         return watch.seconds
 
-    async def write(self, store: Store) -> float:
+    async def write(self, store: Store, keys: list[PageKey] | None = None) -> float:
         """Write all pages under names that are new, and remove them untimed."""
-        keys = self.new_keys(self.num_pages)
+        keys = keys or self.new_keys(self.num_pages)
         watch = Stopwatch()
         with watch:
             statuses = await store.put(keys, self.views)

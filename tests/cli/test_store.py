@@ -123,11 +123,14 @@ def spoil(kind: str, directory: Path, key: PageKey) -> None:
 
 
 def look_at(directory: Path) -> dict[str, object]:
-    """Return all that is in a directory, and in its index, but for SQLite's logs."""
+    """Return all that is in a directory, and in its index.
+
+    But for SQLite's logs, and the number of commits, be they of nothing.
+    """
     found: dict[str, object] = {
         str(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
         for path in directory.rglob("*")
-        if not path.name.startswith("index.db")
+        if not path.name.startswith(("index.db", "lock"))
     }
     if (directory / "index.db").exists():
         with index_of(directory) as index:

@@ -303,6 +303,38 @@ async def test_a_page_that_is_there_moves_no_bytes(server):
         assert sorted(heard) == sorted(asked)
 
 
+async def test_a_put_that_follows_a_lookup_asks_for_nothing(server, monkeypatch):
+    keys = [*new_keys(4, MIDDLE), *new_keys(2, BIG)]
+    names = {name(key) for key in keys[:4]} | {name(key, "kv") for key in keys[4:]}
+    async with overheard(server) as (store, heard):
+        assert await store.contains(keys) == [False] * 6
+        heard.clear()
+        assert await put(store, *keys) == [HIT] * 6
+        assert {line.split()[0] for line in heard} == {"PUT"}
+        # What is there now is not taken for new again.
+        heard.clear()
+        assert await put(store, *keys) == [HIT] * 6
+        assert {line.split()[0] for line in heard} == {"GET", "HEAD"}
+        await store.remove(keys)
+        monkeypatch.setattr(_object_catalog, "_MISSING_S", 0.0)
+        assert await store.contains(keys) == [False] * 6
+        heard.clear()
+        assert await put(store, *keys) == [HIT] * 6
+        asked = [line.split(" /")[1] for line in heard if not line.startswith("PUT")]
+        assert set(asked) == names
+
+
+async def test_pages_that_others_put_after_a_lookup_stay_theirs(make):
+    keys = [*new_keys(4, MIDDLE), *new_keys(2, BIG)]
+    async with make() as store, make() as other:
+        for looked in (store, other, store):
+            assert await looked.contains(keys) == [False] * 6
+        assert await put(other, *keys) == [HIT] * 6
+        assert await put(store, *keys) == [HIT] * 6
+        assert await store.contains(keys) == [True] * 6
+        assert await get(store, *keys) == await get(other, *keys) == [HIT] * 6
+
+
 async def test_some_layers_of_a_large_page_cost_no_more_than_them(server):
     [key] = new_keys(1, BIG)
     async with overheard(server) as (store, heard):
