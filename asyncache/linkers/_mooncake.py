@@ -43,9 +43,10 @@ class MooncakeLinker(Linker):
     master, and found by content. One that is not what was put is removed.
 
     Where the host can address the device's memory, each object ends with xxh3_64
-    digests that each load verifies. Elsewhere there is no checksum, and a load vouches
-    for an object's size only. Memory of a GPU needs Mooncake's CUDA build; this linker
-    has never run with a real one.
+    digests that each load verifies: unless told otherwise, and at the price of a second
+    transfer a page. Elsewhere there is no checksum, and a load vouches for an object's
+    size only. Pages with and without are different objects. Memory of a GPU needs
+    Mooncake's CUDA build; this linker has never run with a real one.
 
     A master or a node that is down means misses, short loads and failed offloads, and
     both are used again when they are back. A call to a master that hangs ends after the
@@ -70,6 +71,7 @@ class MooncakeLinker(Linker):
         prefix: What all keys begin with.
         batch_bytes: Bytes that one call to Mooncake moves, at least a page. A cancelled
             transfer ends with the batch that it is at.
+        checksums: Whether objects have digests, where they can.
         lookup_s: Seconds that a lookup takes at most. While one is late, there is no
             answer to any.
         client_ttl_s: Seconds after which the master gives up a node that is gone, its
@@ -90,6 +92,7 @@ class MooncakeLinker(Linker):
         num_ranks: int = 1,
         prefix: str = "asyncache",
         batch_bytes: int = 32 * 2**20,
+        checksums: bool = True,
         lookup_s: float = 1.0,
         client_ttl_s: float = 10.0,
     ) -> None:
@@ -105,8 +108,9 @@ class MooncakeLinker(Linker):
             device.layout, rank=rank, num_ranks=num_ranks, batch_bytes=batch_bytes
         )
         self.num_layers = self._batches.num_layers
-        self._incoming = Packer(device, self._batches, prefix)
-        self._outgoing = Packer(device, self._batches, prefix)
+        self._incoming, self._outgoing = (
+            Packer(device, self._batches, prefix, checksums=checksums) for _ in range(2)
+        )
         tails = [*self._incoming.memory, *self._outgoing.memory]
         self._link = Link(source, [*device.spans(), *tails])
         self._client_ttl_s = client_ttl_s

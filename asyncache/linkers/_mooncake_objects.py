@@ -1,8 +1,8 @@
 """What a page is in Mooncake: an object under a name, its slices and then a tail.
 
 The tail is the head of a page file, and vouches for the key and for each layer slice.
-Memory that the host cannot address has none: such pages have other names, because they
-are other objects.
+Pages of memory that the host cannot address have none, nor where nobody wants any: such
+pages have other names, because they are other objects.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ class Packer:
         device: Where the pages are.
         batches: What the batches come from.
         prefix: What all names begin with.
+        checksums: Whether there are tails, where there can be.
     """
 
-    def __init__(self, device: Device, batches: Batches, prefix: str) -> None:
+    def __init__(
+        self, device: Device, batches: Batches, prefix: str, *, checksums: bool
+    ) -> None:
         self._device = device
         self._frames: dict[PageSpace, Frame] = {}
         num_bytes = 0
-        if device.host_addressable:
+        if checksums and device.host_addressable:
             self._frames = {space: Frame(space) for space in batches.spaces}
             num_bytes = max(
                 batches.most_pages(space) * frame.head_bytes

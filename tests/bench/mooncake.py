@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from tests.linkers.mooncake_server import (
     why_not,
 )
 
-PREFIX = "bench"
 # Of the bare client's: at most a tenth more time.
 BOUND = 1 / 1.1
 
@@ -51,39 +50,58 @@ class _Bench(Pages):
 
     async def measure(self, num_rounds: int) -> list[Row]:
         with bare_client(self._master) as client:
-            linker = MooncakeLinker(client, self.device, prefix=PREFIX)
-            await linker.open()
-            await linker.offload(self._plan(OffloadPlan, parent=None))
-            names = self._bare_names()
-            self._call(client.batch_put_from, names)
-            loads = await interleave_async(
-                partial(self._load, linker),
-                partial(self._get, client, names),
-                num_rounds=num_rounds,
+            plain, checked = (
+                MooncakeLinker(client, self.device, prefix=prefix, checksums=checksums)
+                for prefix, checksums in (("plain", False), ("checked", True))
             )
-            offloads = await interleave_async(
-                partial(self._offload, linker, client),
-                partial(self._put, client),
-                num_rounds=num_rounds,
-            )
+            kinds = ((plain, "no checksums", BOUND), (checked, "checksums", None))
+            rows = [
+                row
+                for linker, kind, bound in kinds
+                async for row in self._rows(linker, client, num_rounds, kind, bound)
+            ]
             client.remove_by_regex(".*", True)
-            await linker.aclose()
-        return [
-            self._row(f"load {self.name} from Mooncake", loads),
-            self._row(f"offload {self.name} to Mooncake", offloads),
-        ]
+        return rows
 
-    def _row(self, name: str, times: Sequence[float]) -> Row:
-        ours, baseline = map(self.mib_per_s, times)
-        return Row(
-            name=name,
-            ours=ours,
-            unit="MiB/s",
-            baseline=baseline,
-            against="the bare client",
-            bound=BOUND,
-            at_least=True,
+    async def _rows(
+        self,
+        linker: MooncakeLinker,
+        client: Any,
+        num_rounds: int,
+        kind: str,
+        bound: float | None,
+    ) -> AsyncIterator[Row]:
+        # One after the other: the memory of the pools is registered by one at a time.
+        await linker.open()
+        await linker.offload(self._plan(OffloadPlan, parent=None))
+        names = self._bare_names()
+        self._call(client.batch_put_from, names)
+        loads = await interleave_async(
+            partial(self._load, linker),
+            partial(self._get, client, names),
+            num_rounds=num_rounds,
         )
+        client.remove_by_regex(".*", True)
+        offloads = await interleave_async(
+            partial(self._offload, linker, client),
+            partial(self._put, client),
+            num_rounds=num_rounds,
+        )
+        await linker.aclose()
+        for what, times in (
+            (f"load {self.name} from Mooncake", loads),
+            (f"offload {self.name} to Mooncake", offloads),
+        ):
+            ours, baseline = map(self.mib_per_s, times)
+            yield Row(
+                name=f"{what}, {kind}",
+                ours=ours,
+                unit="MiB/s",
+                baseline=baseline,
+                against="the bare client",
+                bound=bound,
+                at_least=True,
+            )
 
     def _plan(self, kind: Callable[..., Any], **arguments: Any) -> Any:
         hashes = [key.hash for key in self.keys]
@@ -98,12 +116,12 @@ class _Bench(Pages):
         return watch.seconds
 
     async def _offload(self, linker: MooncakeLinker, client: Any) -> float:
-        old, self.keys = self.keys, self.new_keys(self.num_pages)
+        self.keys = self.new_keys(self.num_pages)
         plan = self._plan(OffloadPlan, parent=None)
         with (watch := Stopwatch()):
             outcome = await linker.offload(plan)
         assert outcome is Outcome.STORED
-        client.batch_remove([f"{PREFIX}:sealed-1:{key.name}" for key in old], True)
+        client.remove_by_regex(".*", True)
         return watch.seconds
 
     async def _get(self, client: Any, names: Sequence[str]) -> float:
@@ -117,7 +135,7 @@ class _Bench(Pages):
         with (watch := Stopwatch()):
             codes = self._call(client.batch_put_from, names)
         assert codes == [0] * self.num_pages
-        client.batch_remove(names, True)
+        client.remove_by_regex(".*", True)
         return watch.seconds
 
     def _call(self, call: Callable[..., Any], names: Sequence[str]) -> Any:

@@ -253,6 +253,32 @@ async def test_what_was_not_put_is_not_served_and_goes_away(world, client, wrong
     await linker.aclose()
 
 
+async def test_pages_without_digests_are_objects_of_their_own(world, client):
+    device = make_device("pages")
+    for page in range(5):
+        write(device, page, meant(page))
+    bare, sealed = world.link(device, checksums=False), world.link(make_device("pages"))
+    await bare.open()
+    await sealed.open()
+    assert await bare.offload(offload_plan(range(5))) is Outcome.STORED
+    assert await sealed.lookup(LOOKUP) == [[False] * 5]
+    assert await sealed.load(load_plan(range(5)), lambda layer: None) == 0
+    name = world.name(KEYS[2]).replace("sealed-1", "bare-1")
+    assert client.get_size(name) == PAGE_BYTES
+    # They vouch for their size and no more.
+    data = client.get(name)
+    for wrong, num_good in ((flipped(data, 0), 5), (data + b"x", 2)):
+        assert client.remove(name, True) == 0
+        assert client.put(name, wrong) == 0
+        landed = []
+        assert await bare.load(load_plan(range(8, 13)), landed.append) == num_good
+        assert len(landed) == (num_good == 5)
+        assert [read(device, 8 + at) for at in (0, 1)] == [meant(0), meant(1)]
+    assert await bare.lookup(LOOKUP) == [[True, True, False, True, True]]
+    await bare.aclose()
+    await sealed.aclose()
+
+
 async def test_a_cache_goes_on_over_a_corrupt_object_and_mends_it(world, client):
     tokens = prompt(3)
     for expected, is_tampered in ((0, False), (4, True), (12, False)):
