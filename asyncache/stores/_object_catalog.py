@@ -163,7 +163,7 @@ class Catalog:
         self._pointers.pop(key, None)
 
     async def _look_up(self, shelf: Shelf, key: PageKey) -> Found:
-        status, parts = await self.bucket.read(self.path(key), POINTER_BYTES)
+        status, parts = await self.bucket.read_small(self.path(key), POINTER_BYTES)
         if status is not Status.HIT:
             return Found(status)
         pointer = shelf.unpack_pointer(key.hash, bytes(parts[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -42,38 +42,53 @@ class _Bench(Pages):
 
     async def measure(self, num_rounds: int) -> list[Row]:
         bare = _Bare(self._url, self)
-        async with ObjectStore(
-            f"s3://{BUCKET}/ours",
-            options=options(self._url),
-            num_requests=NUM_REQUESTS,
-            timeout_s=120,
-        ) as store:
-            await store.put(self.keys, self.views)
+        async with self._store(checksums=False) as plain, self._store() as checked:
+            for store in (plain, checked):
+                await store.put(self.keys, self.views)
             await bare.put()
             loads = await interleave_async(
-                partial(self.read, store),
-                partial(self._look_and_read, store),
+                partial(self.read, plain),
+                partial(self.read, checked),
+                partial(self._look_and_read, checked),
                 bare.get,
                 num_rounds=num_rounds,
             )
             stores = await interleave_async(
-                partial(self._write_after_look, store),
-                partial(self.write, store),
+                partial(self._write_after_look, plain),
+                partial(self._write_after_look, checked),
+                partial(self.write, checked),
                 bare.put,
                 num_rounds=num_rounds,
             )
             looks = await interleave_async(
-                partial(self._look, store), bare.head, num_rounds=num_rounds
+                partial(self._look, plain), bare.head, num_rounds=num_rounds
             )
-        found, looked, read = loads
-        after_look, unasked, written = stores
         name = f"{self.name} in a bucket"
         return [
-            self._row(f"load {name}, once looked up", found, read, 1.1),
-            self._row(f"look up and load {name}", looked, read, None),
-            self._row(f"store {name}, once looked up", after_look, written, 1.1),
-            self._row(f"look up and store {name}", unasked, written, None),
+            *self._rows(f"load {name}", loads),
+            *self._rows(f"store {name}", stores),
             self._row(f"look up {self.num_pages} {name}", *looks, None),
+        ]
+
+    def _store(self, *, checksums: bool = True) -> ObjectStore:
+        return ObjectStore(
+            f"s3://{BUCKET}/{'checked' if checksums else 'plain'}",
+            options=options(self._url),
+            num_requests=NUM_REQUESTS,
+            timeout_s=120,
+            checksums=checksums,
+        )
+
+    def _rows(self, what: str, times: Sequence[float]) -> list[Row]:
+        *ours, bare = times
+        kinds = (
+            (", no checksums", 1.1),
+            (", checksums", None),
+            (", checksums, not looked up before", None),
+        )
+        return [
+            self._row(f"{what}{kind}", one, bare, bound)
+            for one, (kind, bound) in zip(ours, kinds, strict=True)
         ]
 
     def _row(self, name: str, ours: float, bare: float, bound: float | None) -> Row:
