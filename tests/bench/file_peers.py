@@ -66,7 +66,7 @@ def run(num_rounds: int) -> Iterator[Row]:
         for page_bytes in SIZES:
             num_pages = min(ROUND_PAGES, ROUND_BYTES // page_bytes)
             with _Bench(page_bytes, num_pages) as bench:
-                yield from asyncio.run(bench.compare(tiers, -(-num_rounds // 5)))
+                yield from asyncio.run(bench.compare(tiers, -(-num_rounds // 3)))
 
 
 class _Bench(Pages):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -78,8 +78,10 @@ def interleave(*works: Work, num_rounds: int) -> list[float]:
     """Run each work in turn, round after round; return the median of each."""
     for work in works:
         work()  # warm up
-    rounds = [[work() for work in works] for _ in range(num_rounds)]
-    return [median(times) for times in zip(*rounds, strict=True)]
+    times: list[list[float]] = [[] for _ in works]
+    for place in _in_turn(len(works), num_rounds):
+        times[place].append(works[place]())
+    return list(map(median, times))
 
 
 async def interleave_async(
@@ -88,8 +90,20 @@ async def interleave_async(
     """Do as :func:`interleave` with works that await."""
     for work in works:
         await work()  # warm up
-    rounds = [[await work() for work in works] for _ in range(num_rounds)]
-    return [median(times) for times in zip(*rounds, strict=True)]
+    times: list[list[float]] = [[] for _ in works]
+    for place in _in_turn(len(works), num_rounds):
+        times[place].append(await works[place]())
+    return list(map(median, times))
+
+
+def _in_turn(num_works: int, num_rounds: int) -> Iterator[int]:
+    """Yield whose turn it is: backwards in every second round.
+
+    Each leaves caches, and threads that wind down, to the one after it.
+    """
+    for number in range(num_rounds):
+        places = range(num_works)
+        yield from reversed(places) if number % 2 else places
 
 
 def repeat(call: Callable[[], object], count: int) -> Work:
