@@ -129,7 +129,7 @@ class Bucket:
             return self._failure(error)
 
     async def read_small(self, path: str, num_bytes: int) -> Reply:
-        """Do as :meth:`read`, for what fits into an answer: a hop less, not a copy."""
+        """Do as :meth:`read`; one wait, and not one for the bytes, which are few."""
         try:
             # A byte more than there should be, to know that there is none.
             data = await self._client.get_range_async(

@@ -5,7 +5,8 @@ more than the bytes. One that is out of date does no harm: what it leads to is g
 verified; and a page that was removed meanwhile is what it was.
 
 So are pages that were not there, for a moment: the put that follows a lookup need not
-ask again. Who was wrong sends bytes for nothing, for no page is made over another.
+ask again. Who was wrong sends bytes for nothing, for no page is made over another; and
+takes a pointer that leads nowhere for a page, until that is read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from asyncache.stores._abc import Status
 from asyncache.stores._object_bucket import Bucket, Made
 from asyncache.stores._object_pages import POINTER_BYTES, Pointer, Shelf
 
-# Some 20 MB of them.
+# Some 20 MB of them, and of pages that are missing.
 _MAX_POINTERS = 65_536
 # As long as a prompt's prefill takes. Others who compute the same pages may be first
 # with them, and who asks sends nothing then.

@@ -234,7 +234,7 @@ class SegmentStore(Store):
                 pages.settle(stop)
 
         self._stock.expect(len(keys))
-        # One of the first to begin claims for all, and the others wait for that.
+        # All but the first to begin wait for it to claim; the second round evens it out.
         parts = share(sources, self._num_writes, rounds=2)
         try:
             await self._run(self._writes, write, keys, parts)

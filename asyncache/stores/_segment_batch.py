@@ -49,8 +49,9 @@ class Batch:
 
     def add(self, space: PageSpace, written: Sequence[Written]) -> None:
         """Keep pages until somebody takes them."""
-        with self._lock:
-            self._written[space] += written
+        if written:
+            with self._lock:
+                self._written[space] += written
 
     def count_down(self, num_pages: int) -> bool:
         """Take note that a job has dealt with pages; return whether none is left."""

@@ -31,7 +31,7 @@ from asyncache.core import HASH_BYTES, PageHash
 from asyncache.stores._segment_database import SegmentDatabase, packed
 from asyncache.stores._segment_room import SegmentRoom
 
-# Each statement is one call whatever the number of pages: between two, a thread would
+# A statement is one call for all pages, and not one for each: between two, a thread may
 # wait for the interpreter's lock, while all others wait for its transaction. So pages
 # come as one blob, slots as a list in JSON, and so do the answers.
 _HASH = f"substr(?1, 1 + {HASH_BYTES} * key, {HASH_BYTES})"
@@ -201,14 +201,14 @@ class SegmentIndex:
 
     def remove(self, places: Iterable[Place]) -> None:
         """Forget the pages that are still in these places."""
-        born = {place.slot: place.born for place in places}
+        wanted = set(places)
         with self._database.change():
             [(there,)] = self._database.all(
                 "SELECT json_group_array(json_array(slot, born)) FROM page"
                 " WHERE slot IN (SELECT value FROM json_each(?))",
-                packed(born),
+                packed({place.slot for place in wanted}),
             )
-            gone = [slot for slot, since in json.loads(there) if born[slot] == since]
+            gone = [slot for slot, born in json.loads(there) if (slot, born) in wanted]
             self._room.evict("slot IN (SELECT value FROM json_each(?))", packed(gone))
 
     def reclaim(self) -> Counter[int]:
@@ -260,12 +260,12 @@ class SegmentIndex:
 
     def _give_back(self, slots: Sequence[int]) -> None:
         if slots:
+            ours = (self._owner, packed(slots))
             self._database.run(
                 f"INSERT INTO free SELECT space, slot FROM claim WHERE {_OURS}",
-                self._owner,
-                packed(slots),
+                *ours,
             )
-            self._end_claims(slots)
+            self._database.run(f"DELETE FROM claim WHERE {_OURS}", *ours)
 
     def _end_claims(self, slots: Sequence[int]) -> set[int]:
         """Return those that were claimed by us."""

@@ -17,6 +17,10 @@ SLOTS_PER_SEGMENT = 1 << 20
 _ADDED = "ON CONFLICT (tag, space) DO UPDATE SET pages = pages + excluded.pages"
 
 
+_NEVER = 2**63 - 1
+"""Later than any page was used."""
+
+
 class _Victim(NamedTuple):
     seq: int
     segment: int | None
@@ -49,7 +53,7 @@ class SegmentRoom:
         victim = min(victims)
         if victim.segment is None:
             others = [other.seq for other in victims if other.segment is not None]
-            last = self._last_to_go(space, count, min(others, default=None))
+            last = self._last_to_go(space, count, min(others, default=_NEVER))
             self.evict("space = ? AND seq <= ?", space, last)
         else:
             self.empty(victim.segment)
@@ -141,14 +145,14 @@ class SegmentRoom:
             for seq, segment in rows:
                 yield _Victim(seq, None if other == space else segment)
 
-    def _last_to_go(self, space: int, count: int, before: int | None) -> int:
+    def _last_to_go(self, space: int, count: int, before: int) -> int:
         """Return the age of the last of so many pages, the oldest before a bound."""
         [(last,)] = self._database.all(
             "SELECT max(seq) FROM (SELECT seq FROM page"
-            " WHERE space = ?1 AND seq < coalesce(?3, seq + 1) ORDER BY seq LIMIT ?2)",
+            " WHERE space = ? AND seq < ? ORDER BY seq LIMIT ?)",
             space,
-            count,
             before,
+            count,
         )
         return int(last)
 

@@ -3,27 +3,35 @@
 SQLite would tell too, but a question to it takes far longer than a small page where the
 pages before have emptied the core's caches.
 
-=================  ================================  ==========================
-the number is      which means                       and becomes
-=================  ================================  ==========================
-even               what was seen since then holds    odd, before a commit
-odd                a change may be there, or not     even, after it
-=================  ================================  ==========================
+There are two numbers, of commits that were begun and that are done. The first grows by
+one under SQLite's own lock, and so in order; the second is written when the lock may be
+another process's already, and may come late.
 
-Whoever dies in between leaves it odd until the next change: slower, and not wrong.
+===================  ==================================  ===========================
+the two are          which means                         and become
+===================  ==================================  ===========================
+equal                what was seen since then holds      different, before a commit
+different            a change may be there, or not       equal, after the last one
+===================  ==================================  ===========================
+
+Whoever dies in between, or is late, leaves them different until the next change: that
+is slower, and not wrong.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-_NUM_BYTES = 8
+_NUMBER = struct.Struct("<Q")
+_BEGUN, _DONE = 0, _NUMBER.size
+_WRAP = 2**64
 
 
 class Version:
-    """The number, at the beginning of a file that all users of a directory have open.
+    """The numbers, at the beginning of a file that all users of a directory have open.
 
     Args:
         descriptor: That file; it stays the caller's.
@@ -33,22 +41,30 @@ class Version:
         self._descriptor = descriptor
 
     def read(self) -> int | None:
-        """Return the number; None while it is odd."""
-        number = self._read()
-        return None if number % 2 else number
+        """Return how many commits there were; None while there may be one."""
+        both = os.pread(self._descriptor, 2 * _NUMBER.size, _BEGUN)
+        begun, done = both[:_DONE], both[_DONE:]
+        return int.from_bytes(begun, "little") if begun == done else None
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Commit a change; no two at a time, which SQLite's own lock sees to."""
-        odd = self._read() | 1
-        self._write(odd)
+        """Commit a change; SQLite's lock is ours when this begins.
+
+        Raises:
+            OSError: If the beginning cannot be told: nothing may be committed then.
+        """
+        number = (self._read(_BEGUN) + 1) % _WRAP  # whatever is in the file
+        self._write(_BEGUN, number)
         try:
             yield
         finally:
-            self._write(odd + 1)
+            # It is committed, whether that can be told or not.
+            with suppress(OSError):
+                if self._read(_DONE) < number:
+                    self._write(_DONE, number)
 
-    def _read(self) -> int:
-        return int.from_bytes(os.pread(self._descriptor, _NUM_BYTES, 0), "little")
+    def _read(self, where: int) -> int:
+        return int.from_bytes(os.pread(self._descriptor, _NUMBER.size, where), "little")
 
-    def _write(self, number: int) -> None:
-        os.pwrite(self._descriptor, number.to_bytes(_NUM_BYTES, "little"), 0)
+    def _write(self, where: int, number: int) -> None:
+        os.pwrite(self._descriptor, _NUMBER.pack(number), where)

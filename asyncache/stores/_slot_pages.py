@@ -11,15 +11,15 @@ import errno
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import itemgetter
 
-from asyncache.core import PageHash, PageSpace
+from asyncache.core import HASH_BYTES, PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
 from asyncache.stores._segment_batch import Written
 from asyncache.stores._segment_files import SegmentFiles, Slots, segment_of
-from asyncache.stores._segment_index import Place, SegmentIndex, Uses
+from asyncache.stores._segment_index import Place, SegmentIndex
 from asyncache.stores._segment_quotas import SegmentQuotas
 from asyncache.stores._stock import Stock
 from asyncache.threads import Stop
@@ -81,9 +81,19 @@ class SlotPages:
         """Where some pages are, for as long as the index is as it was seen."""
 
     def find(self, hashes: Sequence[PageHash]) -> dict[PageHash, Place]:
-        """Return the places of those that are stored."""
-        if not self._is_as_seen or len(self._places) > _MOST_PLACES:
-            self._places, self._seen = {}, self._index.version
+        """Return the places of those that are stored.
+
+        Raises:
+            ValueError: If one is no hash: in the index it would shift those beside it.
+        """
+        for page_hash in hashes:
+            if len(page_hash) != HASH_BYTES:
+                raise ValueError(
+                    f"a page hash has {HASH_BYTES} bytes, not {len(page_hash)}"
+                )
+        now = self._index.version
+        if now is None or now != self._seen or len(self._places) > _MOST_PLACES:
+            self._places, self._seen = {}, now
         if self._known is None:
             self._known = self._index.space(self._name)
         if self._known is None:
@@ -144,9 +154,10 @@ class SlotPages:
                 self._stock.give(
                     self._space, sorted(set(slots) - set(written.values()))
                 )
+            for place, page_hash, _ in job:
+                statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
         places: defaultdict[PageHash, list[int]] = defaultdict(list)
         for place, page_hash, _ in job:
-            statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
             places[page_hash].append(place)
         return [Written(h, self._space, s, places[h]) for h, s in written.items()]
 
@@ -161,7 +172,7 @@ class SlotPages:
         try:
             if self._durable:
                 self._files.sync(set(map(segment_of, pages.values())))
-            with self._telling_uses() as used:
+            with self._stock.telling_uses() as used:
                 stored = self._index.publish(
                     self._space, list(pages.items()), used=used, surplus=surplus
                 )
@@ -183,11 +194,6 @@ class SlotPages:
         """Forget pages."""
         if found := self.find(hashes):
             self._index.remove(found.values())
-
-    @property
-    def _is_as_seen(self) -> bool:
-        """Whether nobody has changed the index since it was seen."""
-        return self._seen is not None and self._seen == self._index.version
 
     @property
     def _space(self) -> int:
@@ -286,7 +292,8 @@ class SlotPages:
         self, doubts: Sequence[PageHash], found: dict[PageHash, Place]
     ) -> dict[PageHash, Place]:
         """Return where pages are now."""
-        return found if self._is_as_seen else self.find(doubts)
+        is_as_seen = self._seen is not None and self._seen == self._index.version
+        return found if is_as_seen else self.find(doubts)
 
     def _is_certain(self, status: Status) -> bool:
         """Whether a status holds, whatever became of the slot since the first look."""
@@ -344,7 +351,7 @@ class SlotPages:
             if short := count - len(slots):
                 most = self._slots.per_segment * self._files.num_segments
                 wanted = self._stock.num_to_claim(short, most // _CLAIMED_SHARE)
-                with self._telling_uses() as used:
+                with self._stock.telling_uses() as used:
                     found = self._index.claim(space, wanted, used)
                 slots += found[:short]
                 self._stock.give(space, found[short:])
@@ -378,15 +385,6 @@ class SlotPages:
             raise
 
     # Uses.
-
-    @contextmanager
-    def _telling_uses(self) -> Iterator[Uses]:
-        used = self._stock.take_used()
-        try:
-            yield used
-        except BaseException:
-            self._stock.put_back_used(used)
-            raise
 
     def _tell_if_late(self) -> None:
         used = self._stock.take_used_if_late()

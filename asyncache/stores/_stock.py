@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 from asyncache.core import PageHash
@@ -103,6 +104,16 @@ class Stock:
             self._used.clear()
             self._told_at_s = time.monotonic()
             return used
+
+    @contextmanager
+    def telling_uses(self) -> Iterator[Uses]:
+        """Give the pages that were used; back if telling of them fails."""
+        used = self.take_used()
+        try:
+            yield used
+        except BaseException:
+            self.put_back_used(used)
+            raise
 
     def take_used_if_late(self) -> Uses:
         """Return some of them, the first ones, if it is time that others know."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,25 +19,21 @@ import anyio.lowlevel
 
 from asyncache.core import ClosedError
 from asyncache.threads._outlast import outlast
+from asyncache.threads._pauses import Pauses
 
 _Part = TypeVar("_Part")
-
-
-# How long jobs wait for others without a break, and how long they do not wait then.
-_PATIENCE_S = 0.02
-_IMPATIENT_S = 0.005
 
 
 class Stop(threading.Event):
     """Set when a job should end at its next page: nobody waits for its answer.
 
     Args:
-        after: Whose jobs come first.
+        pauses: The job's, if others come first.
     """
 
-    def __init__(self, after: Workers | None = None) -> None:
+    def __init__(self, pauses: Pauses | None = None) -> None:
         super().__init__()
-        self._after = after
+        self._pauses = pauses
         self._guard = threading.Lock()
         self._interrupts: list[Callable[[], None]] = []
 
@@ -50,8 +45,8 @@ class Stop(threading.Event):
 
     def pause(self) -> None:
         """Let jobs pass that come first. To be called between two pages."""
-        if self._after is not None:
-            self._after.let_pass()
+        if self._pauses is not None and not self.is_set():
+            self._pauses.pause()
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
@@ -81,20 +76,20 @@ class Workers:
         num_threads: Threads that run jobs at the same time.
         name: What the threads are called.
         owner: What is closed when they are, for the error of a later call.
-        after: Whose jobs come first: between two pages these wait for those, as long
-            as there is now and then a moment without any.
+        after: Whose jobs come first: between two pages these wait until there are none
+            of those, but have a fifth of the time however many there are.
     """
 
     def __init__(
         self, num_threads: int, name: str, *, owner: str, after: Workers | None = None
     ) -> None:
         self._owner = owner
-        self._after = after
+        self._pauses = None if after is None else Pauses(after.idle)
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._running: set[Stop] = set()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._impatient_until_s = 0.0
+        self.idle: threading.Event = threading.Event()
+        """Set while no job runs or waits."""
+        self.idle.set()
         self._closed = False
 
     def check_open(self) -> None:
@@ -146,22 +141,15 @@ class Workers:
                 future.result()
 
     def _begin(self) -> Stop:
-        stop = Stop(self._after)
+        stop = Stop(self._pauses)
         self._running.add(stop)
-        self._idle.clear()
+        self.idle.clear()
         return stop
 
     def _end(self, stop: Stop) -> None:
         self._running.discard(stop)
         if not self._running:
-            self._idle.set()
-
-    def let_pass(self) -> None:
-        """Wait until none of these jobs is left, but not for long. On any thread."""
-        if self._idle.is_set() or time.monotonic() < self._impatient_until_s:
-            return
-        if not self._idle.wait(_PATIENCE_S):
-            self._impatient_until_s = time.monotonic() + _IMPATIENT_S
+            self.idle.set()
 
     async def aclose(self, last: Callable[[], None] | None = None) -> None:
         """Stop all jobs and return when no thread is left.

@@ -21,7 +21,7 @@ from asyncache.stores import (
     _page_files as page_files,
     _segment_files as segment_files,
 )
-from asyncache.threads import _workers as workers
+from asyncache.threads import _pauses as pauses
 from tests.stores.segments import get, numbered, put, small_store
 
 HIT = Status.HIT
@@ -60,11 +60,11 @@ class Held:
         original_read = getattr(kind.place, kind.read)
         original_write = getattr(kind.place, kind.write)
 
-        let_pass = workers.Workers.let_pass
+        pause = pauses.Pauses.pause
 
-        def pause(*arguments):
+        def note_pause(*arguments):
             self.pauses.set()
-            let_pass(*arguments)
+            pause(*arguments)
 
         def read(*arguments):
             self.arrived.set()
@@ -76,7 +76,7 @@ class Held:
             self.order.append("write")
             return original_write(*arguments)
 
-        monkeypatch.setattr(workers.Workers, "let_pass", pause)
+        monkeypatch.setattr(pauses.Pauses, "pause", note_pause)
         monkeypatch.setattr(kind.place, kind.read, read)
         monkeypatch.setattr(kind.place, kind.write, write)
 
@@ -87,7 +87,7 @@ def kind(request):
 
 
 async def test_a_put_waits_for_a_read(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(pauses, "_MOST_S", 600.0)
     async with kind.make(tmp_path) as store:
         assert await put(store, numbered(0, 1)) == [HIT]
         held = Held(kind, monkeypatch)

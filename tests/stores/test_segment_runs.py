@@ -5,16 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from contextlib import closing, suppress
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncache.core import PageHash
 from asyncache.stores import Status, _segment_files as segment_files
-from asyncache.stores._segment_database import Patience, SegmentDatabase
 from asyncache.stores._segment_index import SegmentIndex
-from asyncache.stores._segment_version import Version
 from asyncache.testing._samples import SPACE, content, new_target
 from tests.stores.segments import (
     SLOT,
@@ -215,44 +212,6 @@ async def test_more_places_than_are_remembered_are_asked_for(tmp_path, monkeypat
         for _ in range(3):
             assert await get(store, keys) == [HIT] * 8
             assert await get(store, keys[:1]) == [HIT]
-
-
-def test_a_version_changes_with_each_change_of_anyone(tmp_path):
-    path = str(tmp_path / "index.db")
-    (tmp_path / "index.db").touch()
-    with (
-        (tmp_path / "lock").open("w+b") as a,
-        (tmp_path / "lock").open("r+b") as b,
-        closing(SegmentDatabase(path, Version(a.fileno()), Patience())) as one,
-        closing(SegmentDatabase(path, Version(b.fileno()), Patience())) as other,
-    ):
-        one.create()
-        seen = {one.version.read()}
-        for number in range(20):
-            with (one, other)[number % 2].change():
-                one_or_other = (one, other)[number % 2]
-                one_or_other.run("UPDATE clock SET seq = seq + 1")
-            assert one.version.read() not in seen
-            seen.add(one.version.read())
-            other.all("SELECT * FROM page")
-            assert one.version.read() == other.version.read() in seen
-
-
-def test_a_version_is_none_while_a_change_may_be_there_or_not(tmp_path):
-    with (tmp_path / "lock").open("w+b") as file:
-        version = Version(file.fileno())
-        before = version.read()
-        with suppress(KeyboardInterrupt), version.changing():
-            assert version.read() is None
-            raise KeyboardInterrupt
-        after = version.read()
-        assert None is not after != before
-        # Of a process that died in the middle.
-        os.pwrite(file.fileno(), (after + 1).to_bytes(8, "little"), 0)
-        assert version.read() is None
-        with version.changing():
-            assert version.read() is None
-        assert version.read() not in {None, before, after}
 
 
 async def test_pages_of_two_spaces_in_one_batch(tmp_path):

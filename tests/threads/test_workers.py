@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from asyncache.core import ClosedError
-from asyncache.threads import Stop, Workers, _workers as workers_module
+from asyncache.threads import Stop, Workers, _pauses as pauses
 
 
 class Held:
@@ -328,7 +328,7 @@ class Rivals:
 
 
 async def test_a_pause_lasts_until_no_job_is_left_that_comes_first(monkeypatch):
-    monkeypatch.setattr(workers_module, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(pauses, "_MOST_S", 600.0)
     rivals = Rivals()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rivals.first.run, rivals.hold, [0, 1])
@@ -343,17 +343,31 @@ async def test_a_pause_lasts_until_no_job_is_left_that_comes_first(monkeypatch):
     await rivals.aclose()
 
 
-async def test_a_pause_ends_however_long_others_run(monkeypatch):
-    monkeypatch.setattr(workers_module, "_PATIENCE_S", 0.001)
+async def test_a_pause_ends_however_long_others_run():
     rivals = Rivals()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(rivals.first.run, rivals.hold, [0])
         await anyio.lowlevel.checkpoint()
-        await rivals.second.run(rivals.pause, [0])
-        # Who has waited so long does not at the next page.
-        monkeypatch.setattr(workers_module, "_PATIENCE_S", 600.0)
-        rivals.first._impatient_until_s += 600.0
-        await rivals.second.run(rivals.pause, [0])
+        for _ in range(3):
+            await rivals.second.run(rivals.pause, [0])
         rivals.let_go.set()
-    assert rivals.order == ["second", "second", "first"]
+    assert rivals.order == ["second"] * 3 + ["first"]
+    await rivals.aclose()
+
+
+async def test_who_should_end_does_not_pause(monkeypatch):
+    monkeypatch.setattr(pauses, "_MOST_S", 600.0)
+    rivals, stops = Rivals(), []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rivals.first.run, rivals.hold, [0])
+        await anyio.lowlevel.checkpoint()
+
+        def stop_and_pause(part: int, stop: Stop) -> None:
+            stop.set()
+            stop.pause()
+            stops.append(stop)
+
+        await rivals.second.run(stop_and_pause, [0])
+        rivals.let_go.set()
+    assert len(stops) == 1
     await rivals.aclose()
