@@ -83,7 +83,7 @@ class SegmentStore(Store):
             named; whose pages are over that loses its own oldest ones. It binds what
             this store writes; others of the directory have bounds of their own.
         num_threads: Threads that read; half as many write, so that a backlog of writes
-            never delays a read.
+            never delays a read. No more than cores, so that writers leave some free.
         checksums: As for :class:`FileStore`.
         durable: Whether to wait for the disk before a page is told of.
         direct: Whether to go around the page cache of the operating system: for disks
@@ -234,7 +234,7 @@ class SegmentStore(Store):
                 pages.settle(stop)
 
         self._stock.expect(len(keys))
-        # All but the first to begin wait for it to claim; the second round evens it out.
+        # Those that wait for the first to claim do less in the second round.
         parts = share(sources, self._num_writes, rounds=2)
         try:
             await self._run(self._writes, write, keys, parts)

@@ -7,6 +7,7 @@ for, of the loop's own next turn, and of a close.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -131,7 +132,12 @@ async def _traffic() -> AsyncIterator[_Traffic]:
     device = CpuDevice(layout, NUM_LOADED + NUM_OFFLOADS * NUM_OFFLOADED)
     device.tensor("kv").fill_(1.0)
     with tempfile.TemporaryDirectory(prefix="asyncache-bench-") as folder:
-        store = SegmentStore(folder, 512 * MIB, segment_bytes=64 * MIB)
+        store = SegmentStore(
+            folder,
+            512 * MIB,
+            segment_bytes=64 * MIB,
+            num_threads=min(4, len(os.sched_getaffinity(0))),
+        )
         linker = StoreLinker(store, device, batch_bytes=8 * MIB)
         await linker.open()
         try:
