@@ -63,7 +63,9 @@ class SegmentIndex:
     ) -> None:
         self._database = database
         self._owner = owner
-        self._room = SegmentRoom(database, owner, is_alive)
+        self._room = SegmentRoom(
+            database, lambda other: other != owner and not is_alive(other)
+        )
 
     # Segments and spaces.
 

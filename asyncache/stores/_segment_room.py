@@ -31,17 +31,15 @@ class SegmentRoom:
     """The room of an index, for one thread.
 
     Args:
-        database: This thread's connection.
-        owner: What this process's claims are called.
-        is_alive: Whether the process of some claims may still write their slots.
+        database: A connection.
+        is_gone: Whether nobody can write to what an owner has claimed.
     """
 
     def __init__(
-        self, database: SegmentDatabase, owner: str, is_alive: Callable[[str], bool]
+        self, database: SegmentDatabase, is_gone: Callable[[str], bool]
     ) -> None:
         self._database = database
-        self._owner = owner
-        self._is_alive = is_alive
+        self._is_gone = is_gone
 
     def make(self, space: int, count: int) -> bool:
         """Have free slots; return whether there are some now."""
@@ -89,7 +87,7 @@ class SegmentRoom:
         """Return the spaces to which slots came back, and how many did."""
         spaces: Counter[int] = Counter()
         for (owner,) in self._database.all("SELECT DISTINCT owner FROM claim"):
-            if owner != self._owner and not self._is_alive(owner):
+            if self._is_gone(owner):
                 spaces += self.free_claims_of(owner)
         return spaces
 

@@ -2037,9 +2037,9 @@ if self._layers.start and not self._frame.are_slices_of(
     Defect(
         "claims of the dead are kept",
         "L3",
-        "stores/_segment_room.py",
-        "if owner != self._owner and not self._is_alive(owner):",
-        "if owner == '' and not self._is_alive(owner):",
+        "stores/_segment_index.py",
+        "lambda other: other != owner and not is_alive(other)",
+        "lambda other: other == '' and not is_alive(other)",
     ),
     Defect(
         "a slot that was recycled while it was read is a hit without digests",
