@@ -2,8 +2,8 @@
 
 Writers are forks of this process, which never opened the store, so a round costs a few
 milliseconds. A reader lives through all rounds. ``python -m tests.stores.segment_rounds
-DIRECTORY NUM_ROUNDS`` prints what the reader found, as JSON. Imports no more than it
-must: no torch.
+DIRECTORY NUM_ROUNDS DIGESTS`` prints what the reader found, as JSON. Imports no more
+than it must: no torch.
 """
 
 # ruff: noqa: T201 - the test reads what it prints
@@ -19,6 +19,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from asyncache.core import PageHash, PageKey, PageSpace
@@ -39,16 +40,24 @@ CONTENT = {
     for key in KEYS
 }
 NUM_WRITERS = 2
+Make = Callable[[], SegmentStore]
 
 
-def new_store(directory: Path) -> SegmentStore:
-    return SegmentStore(directory, 8 * 2**18, segment_bytes=2**18, num_threads=2)
+def new_store(directory: Path, digests: str) -> SegmentStore:
+    """Return a store with digests, or without any where they are "none"."""
+    return SegmentStore(
+        directory,
+        8 * 2**18,
+        segment_bytes=2**18,
+        num_threads=2,
+        checksums=digests != "none",
+    )
 
 
-async def write(directory: Path, seed: int, told: Callable[[], object]) -> None:
+async def write(make: Make, seed: int, told: Callable[[], object]) -> None:
     """Put pages, and remove some, until the end."""
     chance = random.Random(seed)
-    async with new_store(directory) as store:
+    async with make() as store:
         while True:
             keys = chance.sample(KEYS, 6)
             pages = [[memoryview(CONTENT[key])] for key in keys]
@@ -58,10 +67,10 @@ async def write(directory: Path, seed: int, told: Callable[[], object]) -> None:
             await store.remove(keys[:1])
 
 
-async def read(directory: Path, goes_on: Callable[[], bool]) -> Counter[str]:
+async def read(make: Make, goes_on: Callable[[], bool]) -> Counter[str]:
     """Read pages until the end; count what came of them."""
     found: Counter[str] = Counter()
-    async with new_store(directory) as store:
+    async with make() as store:
         while goes_on():
             await read_once(store, KEYS, found)
     return found
@@ -88,19 +97,17 @@ def fork(work: Callable[[], Awaitable[object]]) -> int:
     return child
 
 
-def start_writer(directory: Path, seed: int) -> tuple[int, int]:
+def start_writer(make: Make, seed: int) -> tuple[int, int]:
     """Return a writer, and where it tells of each put that it begins."""
     told, tell = os.pipe()
-    child = fork(lambda: write(directory, seed, lambda: os.write(tell, b".")))
+    child = fork(lambda: write(make, seed, lambda: os.write(tell, b".")))
     os.close(tell)
     return child, told
 
 
-def kill_round(directory: Path, number: int, chance: random.Random) -> None:
+def kill_round(make: Make, number: int, chance: random.Random) -> None:
     """Start writers, and kill each in the middle of some put."""
-    writers = [
-        start_writer(directory, NUM_WRITERS * number + n) for n in range(NUM_WRITERS)
-    ]
+    writers = [start_writer(make, NUM_WRITERS * number + n) for n in range(NUM_WRITERS)]
     try:
         for child, told in writers:
             for _ in range(chance.randint(1, 6)):
@@ -116,7 +123,8 @@ def kill_round(directory: Path, number: int, chance: random.Random) -> None:
             os.close(told)
 
 
-def main(directory: Path, num_rounds: int) -> None:
+def main(directory: Path, num_rounds: int, digests: str) -> None:
+    make = partial(new_store, directory, digests)
     chance = random.Random(num_rounds)
     lasts, last = os.pipe()
     answers, answer = os.pipe()
@@ -124,7 +132,7 @@ def main(directory: Path, num_rounds: int) -> None:
 
     async def reader() -> None:
         os.close(last)
-        found = await read(directory, goes_on)
+        found = await read(make, goes_on)
         os.write(answer, json.dumps(found).encode())
 
     def goes_on() -> bool:
@@ -136,10 +144,10 @@ def main(directory: Path, num_rounds: int) -> None:
     fork(reader)
     os.close(answer)
     for number in range(num_rounds):
-        kill_round(directory, number, chance)
+        kill_round(make, number, chance)
     os.close(last)
     print(os.read(answers, 10_000).decode())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

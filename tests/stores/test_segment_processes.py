@@ -61,9 +61,10 @@ def start_holder(directory: Path) -> subprocess.Popen[str]:
     return holder
 
 
-def kill_writers(directory: Path, *, num_rounds: int) -> Counter[str]:
+def kill_writers(directory: Path, digests: str, *, num_rounds: int) -> Counter[str]:
     """Return what a reader found meanwhile."""
-    arguments = ("tests.stores.segment_rounds", str(directory), str(num_rounds))
+    rounds = "tests.stores.segment_rounds"
+    arguments = (rounds, str(directory), str(num_rounds), digests)
     done = subprocess.run(
         [sys.executable, "-m", *arguments], capture_output=True, text=True, check=False
     )
@@ -106,13 +107,16 @@ async def test_claims_of_the_dead_are_taken_while_others_live(tmp_path):
 
 
 @pytest.mark.slow
-async def test_killed_writers_leave_no_wrong_page_and_no_slot_that_nobody_has(tmp_path):
-    found = kill_writers(tmp_path, num_rounds=200)
+@pytest.mark.parametrize("digests", ["xxh3", "none"])
+async def test_killed_writers_leave_no_wrong_page_and_no_slot_that_nobody_has(
+    tmp_path, digests
+):
+    found = kill_writers(tmp_path, digests, num_rounds=200)
     assert found["WRONG"] == found["CORRUPT"] == found["UNAVAILABLE"] == 0
     assert found["HIT"] > 0
     with index_of(tmp_path) as index:
         check_index(index)
-    async with new_store(tmp_path) as store:
+    async with new_store(tmp_path, digests) as store:
         found.clear()
         await read_once(store, KEYS, found)
         assert set(found) <= {"HIT", "MISS"}
