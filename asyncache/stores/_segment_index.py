@@ -271,12 +271,12 @@ class SegmentIndex:
 
     def _end_claims(self, slots: Sequence[int]) -> set[int]:
         """Return those that were claimed by us."""
-        ours = (self._owner, packed(slots))
-        [(ended,)] = self._database.all(
-            f"SELECT json_group_array(slot) FROM claim WHERE {_OURS}", *ours
+        rows = self._database.all(
+            f"DELETE FROM claim WHERE {_OURS} RETURNING slot",
+            self._owner,
+            packed(slots),
         )
-        self._database.run(f"DELETE FROM claim WHERE {_OURS}", *ours)
-        return set(json.loads(ended))
+        return {slot for (slot,) in rows}
 
     def _free_where_others_were_first(
         self, space: int, stored: dict[PageHash, int]

@@ -1,4 +1,4 @@
-"""SegmentStore beside plain system calls on slots of the same file, and FileStore.
+"""SegmentStore beside plain system calls on slots of a file, and small pages in files.
 
 Everything is in the page cache: what is measured is what the store adds.
 """
@@ -64,10 +64,9 @@ class _Bench(Pages):
         async with (
             self.segments("plain", checksums=False) as plain,
             self.segments("checked", checksums=True) as checked,
-            self.files() as files,
             _PlainSlots(f"{self.folder}/slots", self) as slots,
         ):
-            stores = (plain, checked, files)
+            stores = (plain, checked)
             for store in stores:
                 await store.put(self.keys, self.views)
             reads = await interleave_async(
@@ -93,8 +92,8 @@ class _Bench(Pages):
         bounds: Sequence[float | None],
     ) -> Iterator[Row]:
         baseline, *ours = map(self.mib_per_s, times)
-        kinds = ("no checksums", "checksums", "files, no checksums")
-        for kind, rate, bound in zip(kinds, ours, (*bounds, None), strict=True):
+        kinds = ("no checksums", "checksums")
+        for kind, rate, bound in zip(kinds, ours, bounds, strict=True):
             yield Row(
                 name=f"slots: {what} {self.name}, {kind}",
                 ours=rate,
