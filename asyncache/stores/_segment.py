@@ -374,7 +374,7 @@ class SegmentStore(Store):
             if directory is None or self._process != os.getpid():
                 return
             owns_something = True
-            with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error, OSError):
                 index, _ = directory.new_index()
                 index.leave(self._stock.take_used())
                 owns_something = False

@@ -32,7 +32,7 @@ from asyncache.stores._segment_index import SegmentIndex
 from asyncache.stores._segment_version import Version
 from asyncache.threads import Stop
 
-FORMAT = "asyncache segments 3"
+FORMAT = "asyncache segments 4"
 _LOG = logging.getLogger("asyncache")
 _PRIVATE = 0o700
 _MODE = 0o600

@@ -283,6 +283,6 @@ class SegmentIndex:
     ) -> set[PageHash]:
         """Return the pages that somebody else stored."""
         there = self.find(space, list(stored))
-        late = {h for h, slot in stored.items() if there[h].slot != slot}
+        late = {h for h, s in stored.items() if h not in there or there[h].slot != s}
         self._room.free(space, [stored[page_hash] for page_hash in late])
         return late

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 
 _NUMBER = struct.Struct("<Q")
 _BEGUN, _DONE = 0, _NUMBER.size
-_WRAP = 2**64
+_END = 2**64
 
 
 class Version:
@@ -53,7 +53,10 @@ class Version:
         Raises:
             OSError: If the beginning cannot be told: nothing may be committed then.
         """
-        number = (self._read(_BEGUN) + 1) % _WRAP  # whatever is in the file
+        number = 1 + max(self._read(_BEGUN), self._read(_DONE))
+        if number == _END:  # rubbish
+            self._write(_DONE, 0)
+            number = 1
         self._write(_BEGUN, number)
         try:
             yield

@@ -391,5 +391,5 @@ class SlotPages:
         if used:
             try:
                 self._index.touch(used)
-            except sqlite3.Error:
+            except (sqlite3.Error, OSError):
                 self._stock.put_back_used(used)

@@ -25,6 +25,7 @@ class Pauses:
     def __init__(self, idle: threading.Event) -> None:
         self._idle = idle
         self._lock = threading.Lock()
+        self._num_waiting = 0
         self._left_s = _MOST_S
         self._since_s = time.monotonic()
 
@@ -32,21 +33,31 @@ class Pauses:
         """Wait until it is idle, or the budget is spent."""
         if self._idle.is_set():
             return
-        if (left_s := self._earn()) > 0:
-            begin_s = time.monotonic()
+        if (left_s := self._begin()) > 0:
             self._idle.wait(left_s)
-            self._spend(time.monotonic() - begin_s)
+            self._end()
 
-    def _earn(self) -> float:
-        """Return what is left of the budget."""
+    def _begin(self) -> float:
+        """Return how long to wait."""
         with self._lock:
-            now_s = time.monotonic()
-            earned_s = _EARNED * (now_s - self._since_s)
-            self._left_s = min(_MOST_S, self._left_s + earned_s)
-            self._since_s = now_s
+            self._account()
+            if self._left_s > 0:
+                self._num_waiting += 1
             return self._left_s
 
-    def _spend(self, waited_s: float) -> None:
+    def _end(self) -> None:
         with self._lock:
-            self._left_s -= waited_s
-            self._since_s = time.monotonic()  # a wait earns nothing
+            self._account()
+            self._num_waiting -= 1
+
+    def _account(self) -> None:
+        """Pay for the time since the last account, or earn by it.
+
+        Those that wait at the same time pay once.
+        """
+        now_s = time.monotonic()
+        passed_s, self._since_s = now_s - self._since_s, now_s
+        if self._num_waiting:
+            self._left_s -= passed_s
+        else:
+            self._left_s = min(_MOST_S, self._left_s + _EARNED * passed_s)

@@ -62,6 +62,25 @@ def test_a_fifth_of_the_time_is_left_whatever_reads_there_are(clock, read_s):
     assert clock.now_s - begin_s <= MOST_S + 5 * 1000 * page_s + 1e-6
 
 
+def test_those_that_wait_at_once_pay_once(clock):
+    writer, second = Pauses(clock), 0
+    clock.read(1e9)
+
+    def wait(timeout_s: float) -> bool:
+        nonlocal second
+        if not second:
+            second += 1
+            clock.now_s += timeout_s / 2
+            writer.pause()  # another thread comes to its next page
+        clock.now_s = max(clock.now_s, 100.0 + MOST_S)
+        return False
+
+    clock.wait = wait
+    writer.pause()
+    assert second == 1
+    assert writer._left_s == pytest.approx(0.0)
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0.0, 0.01), st.floats(0.0, 0.1), st.booleans()),
