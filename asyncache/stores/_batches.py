@@ -23,6 +23,14 @@ def until(stop: Stop, part: range) -> Iterator[int]:
         yield index
 
 
+def first_places(keys: Sequence[PageKey]) -> dict[PageKey, int]:
+    """Return the place at which each page is named first, in order."""
+    places: dict[PageKey, int] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, place)
+    return places
+
+
 def share(
     pages: Sequence[PageBuffers], num_threads: int, *, rounds: int = 1
 ) -> list[range]:

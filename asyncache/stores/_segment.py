@@ -26,13 +26,13 @@ from asyncache.core import (
     StoreError,
 )
 from asyncache.stores._abc import PageBuffers, Status, Store, check_batch
-from asyncache.stores._batches import runs, share
-from asyncache.stores._segment_batch import Batch
+from asyncache.stores._batches import first_places, runs, share
 from asyncache.stores._segment_census import SegmentUsage, page_hashes, spaces
 from asyncache.stores._segment_database import SegmentDatabase
 from asyncache.stores._segment_directory import SegmentDirectory
 from asyncache.stores._segment_files import ALIGNMENT
 from asyncache.stores._segment_index import SegmentIndex
+from asyncache.stores._segment_put import Put
 from asyncache.stores._segment_quotas import Quotas, SegmentQuotas
 from asyncache.stores._segment_room import SLOTS_PER_SEGMENT
 from asyncache.stores._slot_pages import SlotPages
@@ -210,39 +210,22 @@ class SegmentStore(Store):
         self, keys: Sequence[PageKey], sources: Sequence[PageBuffers]
     ) -> list[Status]:
         check_batch(keys, sources)
-        statuses = [Status.UNAVAILABLE] * len(keys)
-        batch = Batch(len(keys))
-
-        def tell(stop: Stop) -> bool:
-            return batch.tell(
-                lambda space, some: self._pages(space, stop).publish(some, statuses),
-                keep=self._stock.keep,
-            )
-
-        def write(pages: SlotPages, run: range, stop: Stop) -> None:
-            job = [(place, keys[place].hash, sources[place]) for place in run]
-            try:
-                written = pages.write(job, statuses, stop, tell=lambda: tell(stop))
-                batch.add(keys[run[0]].space, written)
-            finally:
-                self._stock.expect(-len(run))
-                is_last = batch.count_down(len(run))
-                if is_last or stop.is_set():
-                    stop.pause()
-                    tell(stop)
-            if is_last or stop.is_set():
-                pages.settle(stop)
-
-        self._stock.expect(len(keys))
-        # Those that wait for the first to claim do less in the second round.
-        parts = share(sources, self._num_writes, rounds=2)
+        self._check_usable()
+        # Hashes are told apart far quicker than keys, and one is here twice but rarely.
+        is_clear = len({key.hash for key in keys}) == len(keys)
+        if not is_clear and len(once := first_places(keys)) < len(keys):
+            some = list(once.values())
+            found = await self.put([keys[n] for n in some], [sources[n] for n in some])
+            said = dict(zip(once, found, strict=True))
+            return [said[key] for key in keys]
+        put = Put(keys, sources, self._stock, self._pages)
         try:
-            await self._run(self._writes, write, keys, parts)
+            # Those that wait for the first to claim do less in the second round.
+            parts = share(sources, self._num_writes, rounds=2)
+            await self._guard(self._writes, put.write, parts)
         finally:
-            self._stock.expect(-batch.num_left)
-            for written in batch.take().values():
-                self._stock.keep(written)  # the jobs that would have told never began
-        return statuses
+            put.end(self._writes)
+        return put.statuses
 
     async def remove(self, keys: Sequence[PageKey]) -> None:
         def forget(pages: SlotPages, run: range, _: Stop) -> None:
@@ -282,23 +265,32 @@ class SegmentStore(Store):
         workers: Workers,
         work: Callable[[SlotPages, range, Stop], None],
         keys: Sequence[PageKey],
-        parts: Sequence[range],
+        parts: list[range],
     ) -> None:
         """Do work on runs of pages of one space; not where the disk fails."""
         self._check_usable()
 
         def job(part: range, stop: Stop) -> None:
+            for run in runs(keys, part):
+                if not stop.is_set():
+                    work(self._pages(keys[run[0]].space, stop), run, stop)
+
+        await self._guard(workers, job, parts)
+
+    async def _guard(
+        self, workers: Workers, job: Callable[[range, Stop], None], parts: list[range]
+    ) -> None:
+        """Run jobs; where the disk fails, what was not reached has no answer."""
+
+        def guarded(part: range, stop: Stop) -> None:
             try:
-                for run in runs(keys, part):
-                    stop.pause()
-                    if not stop.is_set():
-                        work(self._pages(keys[run[0]].space, stop), run, stop)
+                job(part, stop)
             except sqlite3.ProgrammingError:
                 raise  # ours, not the disk's
             except (sqlite3.Error, OSError):
-                pass  # what was not reached has no answer
+                pass
 
-        await workers.run(job, parts)
+        await workers.run(guarded, parts)
 
     async def _ask(
         self, workers: Workers, question: Callable[[_Mine], _Answer]

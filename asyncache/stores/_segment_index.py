@@ -142,9 +142,7 @@ class SegmentIndex:
         self,
         space: int,
         pages: Sequence[tuple[PageHash, int]],
-        *,
         used: Uses = (),
-        surplus: Sequence[int] = (),
     ) -> set[PageHash]:
         """Tell of pages whose bytes are in claimed slots; return those that are stored.
 
@@ -155,7 +153,6 @@ class SegmentIndex:
             space: What the pages are.
             pages: The pages and their slots.
             used: Other pages that were used.
-            surplus: Claimed slots to give back.
         """
         with self._database.change():
             self._touch(used)
@@ -175,7 +172,6 @@ class SegmentIndex:
             if num_added < len(stored):
                 added -= self._free_where_others_were_first(space, stored)
             self._room.count(space, added)
-            self._give_back(surplus)
         return set(stored)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import sqlite3
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -17,11 +16,10 @@ from operator import itemgetter
 from asyncache.core import HASH_BYTES, PageHash, PageSpace
 from asyncache.stores._abc import PageBuffers, Status
 from asyncache.stores._frame import Frame
-from asyncache.stores._segment_batch import Written
 from asyncache.stores._segment_files import SegmentFiles, Slots, segment_of
 from asyncache.stores._segment_index import Place, SegmentIndex
 from asyncache.stores._segment_quotas import SegmentQuotas
-from asyncache.stores._stock import Stock
+from asyncache.stores._stock import Stock, Written
 from asyncache.threads import Stop
 
 # Of a store, so that a small one is not claimed whole.
@@ -145,7 +143,9 @@ class SlotPages:
                 missing = self._missing(job, outcomes)
                 self._claim(slots, len(missing))
             if len(slots) < len(missing) and tell():
-                self._claim_more(slots, len(missing))
+                with self._index.alone():
+                    missing = self._missing(job, outcomes)
+                    self._claim_more(slots, len(missing))
             for page_hash in list(missing)[len(slots) :]:
                 outcomes[page_hash] = Status.REJECTED
             written = self._fill(slots, missing, stop)
@@ -156,33 +156,23 @@ class SlotPages:
                 )
             for place, page_hash, _ in job:
                 statuses[place] = outcomes.get(page_hash, Status.UNAVAILABLE)
-        places: defaultdict[PageHash, list[int]] = defaultdict(list)
-        for place, page_hash, _ in job:
-            places[page_hash].append(place)
+        places = {page_hash: place for place, page_hash, _ in job}
         return [Written(h, self._space, s, places[h]) for h, s in written.items()]
 
     def publish(self, written: Sequence[Written], statuses: list[Status]) -> None:
         """Tell of pages that are in their slots, and say what came of that."""
-        pages: dict[PageHash, int] = {}
-        surplus = [
-            one.slot
-            for one in written
-            if pages.setdefault(one.hash, one.slot) != one.slot
-        ]
+        pages = {one.hash: one.slot for one in written}
         try:
             if self._durable:
                 self._files.sync(set(map(segment_of, pages.values())))
             with self._stock.telling_uses() as used:
-                stored = self._index.publish(
-                    self._space, list(pages.items()), used=used, surplus=surplus
-                )
+                stored = self._index.publish(self._space, list(pages.items()), used)
         except BaseException:
             self._stock.keep(written)
             raise
         for one in written:
             if one.hash in stored:
-                for place in one.places:
-                    statuses[place] = Status.HIT
+                statuses[one.place] = Status.HIT
         self._quotas.enforce(stored)
 
     def settle(self, stop: Stop) -> None:
@@ -342,7 +332,7 @@ class SlotPages:
             self._claim_more(slots, count)
 
     def _claim_more(self, slots: list[int], count: int) -> None:
-        if len(slots) == count:
+        if len(slots) >= count:
             return
         with self._index.alone():
             space = self._space

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import NamedTuple
 
 from asyncache.core import PageHash
-from asyncache.stores._segment_batch import Written
 from asyncache.stores._segment_index import Uses
 
 _MOST_CLAIMED = 128
@@ -24,6 +24,22 @@ _UNTOLD_S = 1.0
 _MOST_USED = 1 << 16
 # So that a read is not delayed for long by telling of others.
 _MOST_TOLD = 256
+
+
+class Written(NamedTuple):
+    """A page that is in a slot, and that nobody was told of.
+
+    Args:
+        hash: The page's.
+        space: The number of its space in the index.
+        slot: A claimed one.
+        place: Where in its batch it is.
+    """
+
+    hash: PageHash
+    space: int
+    slot: int
+    place: int
 
 
 class Stock:

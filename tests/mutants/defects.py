@@ -1927,6 +1927,20 @@ if self._layers.start and not self._frame.are_slices_of(
         "self._left_s + _EARNED * passed_s)",
         "self._left_s)",
     ),
+    Defect(
+        "pages of a put that was called off are claims for ever",
+        "L3",
+        "stores/_segment_put.py",
+        "            workers.executor.submit(finish)",
+        "            pass",
+    ),
+    Defect(
+        "a page that is named twice is in its own way",
+        "L4",
+        "stores/_segment.py",
+        "if not is_clear and len(once",
+        "if not keys and len(once",
+    ),
     # A store that processes share.
     Defect(
         "a page is told of before its bytes are in place",

@@ -187,9 +187,7 @@ class IndexMachine(RuleBasedStateMachine):
         space = model.space_of(data.draw(st.sampled_from(mine)))
         slots = [slot for slot in mine if model.space_of(slot) == space]
         pages = list(zip(hashes, slots, strict=False))
-        surplus = data.draw(st.lists(st.sampled_from(mine), unique=True))
-        surplus = [s for s in surplus if s not in {slot for _, slot in pages}]
-        stored = self.indices[owner].publish(space, pages, used=used, surplus=surplus)
+        stored = self.indices[owner].publish(space, pages, used=used)
         assert stored == {page_hash for page_hash, _ in pages}
         model.touch(used)
         model.free_claims(slot for _, slot in pages)
@@ -198,7 +196,6 @@ class IndexMachine(RuleBasedStateMachine):
             if (space, page_hash) not in model.pages:
                 model.pages[space, page_hash] = slot
                 model.free.discard(slot)
-        model.free_claims(surplus)
 
     @rule(owner=owners, stranger=owners, page_hash=st.sampled_from(HASHES))
     def publish_what_is_not_ours(self, owner: str, stranger: str, page_hash) -> None:

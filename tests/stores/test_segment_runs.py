@@ -6,13 +6,15 @@ import errno
 import os
 import sqlite3
 
+import anyio
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncache.core import PageHash
 from asyncache.stores import Status, _segment_files as segment_files
 from asyncache.stores._segment_index import SegmentIndex
-from asyncache.testing._samples import SPACE, content, new_target
+from asyncache.stores._segment_put import Put
+from asyncache.testing._samples import SPACE, content, new_source, new_target
 from tests.stores.segments import (
     SLOT,
     WIDE,
@@ -250,3 +252,53 @@ async def test_slots_of_pages_that_could_not_be_told_of_are_used_again(
         assert await put(store, keys) == [UNAVAILABLE] * 4
         assert await which(store, keys) == []
         assert await put(store, keys) == [HIT] * 4
+
+
+@pytest.mark.parametrize("num_slots", [4, 8])
+async def test_a_page_named_twice_is_stored_once(tmp_path, monkeypatch, num_slots):
+    from asyncache.stores import _batches as batches
+
+    monkeypatch.setattr(batches, "_JOB_BYTES", 1)  # a job a page, and all at once
+    keys = numbered(0, num_slots)
+    for number in range(10):
+        async with small_store(tmp_path / str(number), 1, num_slots) as store:
+            assert await put(store, keys + keys) == [HIT] * 2 * num_slots
+            assert await get(store, keys) == [HIT] * num_slots
+        expected = {"page": num_slots, "free": 0, "claim": 0}
+        assert counts(tmp_path / str(number)) == expected
+
+
+async def test_of_pages_named_twice_in_two_spaces_each_is_itself(tmp_path):
+    keys = [*numbered(0, 2), *numbered(0, 2, WIDE), *numbered(1, 2)]
+    async with small_store(tmp_path, 2, 8) as store:
+        assert await put(store, keys) == [HIT] * 5
+        assert await get(store, keys) == [HIT] * 5
+    assert counts(tmp_path)["page"] == 4
+
+
+async def test_two_puts_of_the_same_pages_leave_them_whole(tmp_path, monkeypatch):
+    from asyncache.stores import _batches as batches
+
+    monkeypatch.setattr(batches, "_JOB_BYTES", 1)
+    keys = numbered(0, 6)
+    for number in range(10):
+        async with small_store(tmp_path / str(number), 1, 8) as store:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(put, store, keys)
+            assert await get(store, keys) == [HIT] * 6
+        assert counts(tmp_path / str(number)) == {"page": 6, "free": 2, "claim": 0}
+
+
+async def test_what_a_put_has_written_is_told_of_though_the_rest_never_began(tmp_path):
+    keys = numbered(0, 4)
+    async with small_store(tmp_path, 1, 8, num_threads=1) as store:
+        called_off = Put(keys, list(map(new_source, keys)), store._stock, store._pages)
+        await store._guard(store._writes, called_off.write, [range(2)])
+        assert counts(tmp_path) == {"page": 0, "free": 6, "claim": 2}
+        called_off.end(store._writes)
+        await store._writes.run(
+            lambda _, stop: None, [None]
+        )  # the thread is ours again
+        assert counts(tmp_path) == {"page": 2, "free": 6, "claim": 0}
+        assert await get(store, keys) == [HIT] * 2 + [MISS] * 2
