@@ -296,8 +296,9 @@ class SlotPages:
     def _missing(
         self, job: Job, outcomes: dict[PageHash, Status]
     ) -> dict[PageHash, PageBuffers]:
-        """Return the pages to write, and say what came of the others."""
+        """Return the pages to write, and say anew what came of the others."""
         there = self.find([page_hash for _, page_hash, _ in job])
+        outcomes.clear()  # one that was there may have given way since
         outcomes.update(dict.fromkeys(there, Status.HIT))
         if there:
             self._stock.note_used(self._space, list(there)[::-1])

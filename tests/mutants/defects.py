@@ -1941,6 +1941,13 @@ if self._layers.start and not self._frame.are_slices_of(
         "if not is_clear and len(once",
         "if not keys and len(once",
     ),
+    Defect(
+        "a page that gave way to its own put is a hit",
+        "L2",
+        "stores/_slot_pages.py",
+        "        outcomes.clear()  # one that was there may have given way since\n",
+        "",
+    ),
     # A store that processes share.
     Defect(
         "a page is told of before its bytes are in place",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,30 +87,31 @@ def kind(request):
     return KINDS[request.param]
 
 
-async def test_a_put_waits_for_a_read(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(pauses, "_MOST_S", 600.0)
-    async with kind.make(tmp_path) as store:
+@asynccontextmanager
+async def reading(kind, folder, monkeypatch):
+    """Yield a store and a read of its first page, which is let go at the end."""
+    async with kind.make(folder) as store:
         assert await put(store, numbered(0, 1)) == [HIT]
         held = Held(kind, monkeypatch)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(get, store, numbered(0, 1))
             await anyio.to_thread.run_sync(held.arrived.wait)
-            tasks.start_soon(put, store, numbered(1, 4))
-            assert await anyio.to_thread.run_sync(held.pauses.wait, 30)
+            yield store, held, tasks
             held.let_go.set()
-        first, *others = held.order
-        assert first == "read"
-        assert "write" in others
         assert await get(store, numbered(0, 4)) == [HIT] * 4
 
 
+async def test_a_put_waits_for_a_read(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(pauses, "_MOST_S", 600.0)
+    async with reading(kind, tmp_path, monkeypatch) as (store, held, tasks):
+        tasks.start_soon(put, store, numbered(1, 4))
+        assert await anyio.to_thread.run_sync(held.pauses.wait, 30)
+    assert held.order[0] == "read"
+    assert "write" in held.order
+
+
 async def test_a_read_that_hangs_does_not_keep_a_put(kind, tmp_path, monkeypatch):
-    async with kind.make(tmp_path) as store:
-        assert await put(store, numbered(0, 1)) == [HIT]
-        held = Held(kind, monkeypatch)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(get, store, numbered(0, 1))
-            await anyio.to_thread.run_sync(held.arrived.wait)
-            assert await put(store, numbered(1, 4)) == [HIT] * 3
-            held.let_go.set()
-        assert "read" not in held.order[:1]
+    async with reading(kind, tmp_path, monkeypatch) as (store, held, _):
+        assert await put(store, numbered(1, 4)) == [HIT] * 3
+        assert "read" not in held.order
+    assert held.order[0] == "write"

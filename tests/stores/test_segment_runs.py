@@ -15,6 +15,7 @@ from asyncache.stores import Status, _segment_files as segment_files
 from asyncache.stores._segment_index import SegmentIndex
 from asyncache.stores._segment_put import Put
 from asyncache.testing._samples import SPACE, content, new_source, new_target
+from asyncache.threads import Stop
 from tests.stores.segments import (
     SLOT,
     WIDE,
@@ -302,3 +303,23 @@ async def test_what_a_put_has_written_is_told_of_though_the_rest_never_began(tmp
         )  # the thread is ours again
         assert counts(tmp_path) == {"page": 2, "free": 6, "claim": 0}
         assert await get(store, keys) == [HIT] * 2 + [MISS] * 2
+
+
+async def test_a_page_that_gave_way_to_its_own_put_is_no_hit(tmp_path):
+    keys = numbered(0, 4)
+    async with small_store(tmp_path, 1, 2) as store:
+        assert await put(store, keys[:1]) == [HIT]
+        statuses, stop = [MISS] * 4, Stop()
+
+        def tell() -> bool:
+            stop.set()
+            return True
+
+        def write(_) -> None:
+            job = [(at, key.hash, new_source(key)) for at, key in enumerate(keys)]
+            pages = store._pages(SPACE, stop)
+            assert pages.write(job, statuses, stop, tell=tell) == []
+
+        await store._ask(store._writes, write)
+        assert await store.contains(keys) == [False] * 4
+        assert HIT not in statuses
